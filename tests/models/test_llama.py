@@ -121,6 +121,8 @@ def test_llama3_scaling_keeps_short_waves_and_stretches_long_ones():
         ),
         ({"rope_type": "linear"}, "needs 'factor' as a positive number, got None"),
         ({**LLAMA3, "low_freq_factor": 4.0}, "low_freq_factor equals high_freq_factor"),
+        ({"rope_type": "ntk", "factor": 1e308}, "'ntk'.*out of range"),
+        ({"rope_type": "yarn", "original_max_position_embeddings": 0.5}, "'yarn'.*by zero"),
     ],
 )
 def test_bad_rope_scaling_is_refused(scaling, message):

@@ -11,7 +11,7 @@ from quire.attention.kv_cache import allocate_kv_cache, kv_cache_bytes
 from quire.attention.select import BACKENDS, select_backend
 from quire.config.shape import ModelShape
 from quire.errors import ConfigError, ModelLoadError
-from quire.models.registry import load_model
+from quire.models.registry import build_model, load_model
 from quire.weights.dummy import TINY, random_checkpoint, random_tensors
 from quire.weights.files import INDEX, SafetensorsCheckpoint, weight_files, write_safetensors
 from quire.weights.names import QKV, NameRules
@@ -207,6 +207,16 @@ def test_what_the_family_cannot_do_is_refused(tmp_path, config, message):
     with pytest.raises(ModelLoadError) as caught:
         load_model(shape, tmp_path, "auto", "cpu")
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize("entry", [-1, 0.5, True, [1]])
+def test_an_activation_that_is_no_name_is_refused(entry):
+    sizes = {"vocab_size": 101, "n_embd": 48, "n_inner": 96, "n_layer": 2, "n_head": 4}
+    shape = ModelShape.from_hf_json(
+        {"architectures": ["GPT2LMHeadModel"], **sizes, "activation_function": entry}
+    )
+    with pytest.raises(ModelLoadError, match=r"hidden_act must be one of .*, got "):
+        build_model(shape, "float32", "cpu")
 
 
 def test_an_unknown_checkpoint_type_is_refused(tmp_path):

@@ -373,6 +373,8 @@ def test_a_byte_level_vocabulary_in_gguf(tmp_path: Path) -> None:
     for change, words in (
         ({"ggml__pre": "viking"}, "cuts words by the rule 'viking'"),
         ({"ggml__model": "bert"}, "has no tokenizer that quire reads ('bert')"),
+        ({"ggml__pre": [1]}, "cuts words by the rule '[1]'"),
+        ({"ggml__model": [1]}, "has no tokenizer that quire reads ([1])"),
         ({"ggml__token_type": [1]}, "tokens without types"),
         ({"ggml__merges": [1]}, "without merges"),
     ):
@@ -429,6 +431,14 @@ def test_a_changed_vocabulary_never_crashes(tmp_path_factory: Any, data: st.Data
         Tokenizer.from_folder(folder)
     except ModelLoadError as error:
         assert "tokenizer.model" in error.message
+
+
+def test_a_map_of_characters_that_is_a_number(tmp_path: Path) -> None:
+    piece, normalizer = b"\x0a\x03\x0a\x01a", b"\x1a\x02\x10\x07"
+    (tmp_path / "tokenizer.model").write_bytes(piece + normalizer)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.model.*map of characters"):
+        Tokenizer.from_folder(tmp_path)
 
 
 def test_a_file_at_which_the_library_panics_is_refused(tmp_path: Path) -> None:

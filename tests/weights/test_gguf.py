@@ -226,11 +226,14 @@ def test_split_files_are_one_model(tmp_path: Path) -> None:
         GGUFCheckpoint(tmp_path)
 
 
-def rope_file(path: Path, factors: list[float]) -> Path:
+def rope_file(path: Path, factors: list[float], theta: Any = None, **split: Any) -> Path:
     write_model(path.with_name("plain.gguf"), WIDE)
     reader = gguf.GGUFReader(path.with_name("plain.gguf"))
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in read_header(path.with_name("plain.gguf")).metadata.items():
+    writer = gguf.GGUFWriter(path, "llama", **split)
+    metadata = read_header(path.with_name("plain.gguf")).metadata
+    if theta is not None:
+        metadata["llama.rope.freq_base"] = theta
+    for key, value in metadata.items():
         if key != "general.architecture":
             writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     for tensor in reader.tensors:
@@ -265,6 +268,38 @@ def test_llama_3_rotary_factors_become_their_parameters(tmp_path: Path) -> None:
     factors[6] *= 1.01
     with pytest.raises(ModelLoadError, match="does not follow the rule of Llama 3.1"):
         ModelShape.from_folder(rope_file(tmp_path / "m.gguf", factors))
+
+
+@pytest.mark.parametrize("small_first_shard", [False, True])
+def test_rotary_factors_in_another_part(tmp_path: Path, small_first_shard: bool) -> None:
+    """`llama-gguf-split --no-tensor-in-first-split` leaves no tensor in the first part."""
+    factors = [_llama3_factor(10000.0 ** (-i / 8), 8.0, 8192) for i in range(8)]
+    split = {"split_max_tensors": 5, "small_first_shard": small_first_shard}
+    rope_file(tmp_path / "m.gguf", factors, **split)
+    shape = ModelShape.from_folder(tmp_path)
+    assert shape.rope_scaling is not None and shape.rope_scaling["factor"] == 8.0
+
+
+@pytest.mark.parametrize(
+    ("factors", "theta"), [([0.0] * 8, None), ([8.0] * 8, "ten thousand"), ([8.0] * 8, -10000.0)]
+)
+def test_rotary_factors_that_no_rule_gives(
+    tmp_path: Path, factors: list[float], theta: object
+) -> None:
+    with pytest.raises(ModelLoadError, match="the rotary frequencies are wrong"):
+        ModelShape.from_folder(rope_file(tmp_path / "m.gguf", factors, theta))
+
+
+def test_experts_of_a_model_without_any(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_expert_count(0)
+    writer.add_tensor("blk.0.ffn_gate_exps.weight", np.zeros((0, 4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelLoadError, match=r"expert_count \(0\); it has the shape \[0, 4, 4\]"):
+        GGUFCheckpoint(tmp_path / "m.gguf")
 
 
 def test_several_models_in_a_folder_are_refused(tmp_path: Path) -> None:

@@ -170,9 +170,12 @@ def config_of(path: Path) -> dict[str, Any]:
     Raises:
         ModelLoadError: the file is broken, or its architecture is unknown.
     """
-    header = read_header(path)
+    header, with_factors = read_header(path), path
     for part in parts_of(path)[1:]:
-        header.tensors.update(read_header(part).tensors)
+        tensors = read_header(part).tensors
+        header.tensors.update(tensors)
+        # Often the first part has no tensors at all (`--no-tensor-in-first-split`).
+        with_factors = part if ROPE_FACTORS in tensors else with_factors
     meta = header.metadata
     layout = layout_of(meta, str(path))
     get = Metadata(meta, str(meta["general.architecture"]))
@@ -191,7 +194,7 @@ def config_of(path: Path) -> dict[str, Any]:
         "rms_norm_eps": get("attention.layer_norm_rms_epsilon")
         or get("attention.layer_norm_epsilon"),
         "rope_theta": get("rope.freq_base"),
-        "rope_scaling": _scaling(path, header, get),
+        "rope_scaling": _scaling(with_factors, header, get),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": any(f"blk.0.attn_{part}.bias" in header.tensors for part in ("q", "qkv")),
         "dtype": "bfloat16",
@@ -253,9 +256,15 @@ def _llama3_scaling(path: Path, header: GGUFHeader, get: Metadata) -> dict[str, 
     factors = _floats(path, header)
     original = get("rope.scaling.original_context_length") or 8192
     factor = round(max(factors), 4)
-    theta = float(get("rope.freq_base") or 10000.0)
-    for i, stored in enumerate(factors):
-        expected = _llama3_factor(theta ** (-i / len(factors)), factor, original)
+    theta = get("rope.freq_base") or 10000.0
+    try:
+        rule = [
+            _llama3_factor(theta ** (-i / len(factors)), factor, original)
+            for i in range(len(factors))
+        ]
+    except (ArithmeticError, TypeError) as error:
+        raise ModelLoadError(f"{str(path)!r}: the rotary frequencies are wrong: {error}") from None
+    for i, (stored, expected) in enumerate(zip(factors, rule, strict=True)):
         if not math.isclose(stored, expected, rel_tol=1e-3):
             raise ModelLoadError(
                 f"{str(path)!r}: {ROPE_FACTORS} does not follow the rule of Llama 3.1 (factor {i} "

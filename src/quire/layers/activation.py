@@ -46,8 +46,8 @@ def gate(name: str) -> str:
 
 
 def _named(name: str, table: dict[str, str]) -> str:
-    if name not in table:
-        hint = did_you_mean(name, table)
+    if str(name) not in table:  # a configuration may have anything in its place
+        hint = did_you_mean(str(name), table)
         raise ModelLoadError(
             f"hidden_act must be one of {', '.join(table)}, got {name!r:.60}{hint}"
         )

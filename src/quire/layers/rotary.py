@@ -119,7 +119,10 @@ def _scaled(rope: Rope) -> tuple[Tensor, float]:
         raise ModelLoadError(
             f"rope_scaling type must be one of {', '.join(SCALINGS)}, got {rope.kind!r}{hint}"
         )
-    return scale(rope)
+    try:
+        return scale(rope)
+    except (ArithmeticError, TypeError, ValueError) as error:  # such as a context of one token
+        raise ModelLoadError(f"rope_scaling {rope.scaling!r:.200}: {error}") from None
 
 
 def _waves(rope: Rope, theta: float | None = None) -> Tensor:

@@ -70,6 +70,8 @@ def read_model(data: bytes) -> PieceModel:
             model.trims_spaces = bool(normalizer.get(4, 1))
     if not model.pieces or len(model.pieces) > MAX_PIECES:
         raise NotAMessage(f"it has {len(model.pieces)} pieces")
+    if not isinstance(model.charsmap, bytes):
+        raise NotAMessage("its map of characters is a number")
     if model.model_type not in (UNIGRAM, BPE):
         raise NotAMessage("its model is neither BPE nor unigram")
     return model

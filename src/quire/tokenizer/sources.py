@@ -248,12 +248,13 @@ def token_text(value: object) -> str | None:
 def _from_gguf(path: Path) -> TokenizerSource:
     meta = read_header(path).metadata
     kind = meta.get("tokenizer.ggml.model")
-    makers: dict[Any, Callable[[dict[str, Any], Path], dict[str, Any]]] = {
+    makers: dict[str, Callable[[dict[str, Any], Path], dict[str, Any]]] = {
         "llama": _gguf_pieces,
         "gpt2": _gguf_bytes,
     }
+    maker = makers.get(str(kind))
     tokens = meta.get("tokenizer.ggml.tokens")
-    if kind not in makers or not isinstance(tokens, list) or not _are(tokens, str):
+    if maker is None or not isinstance(tokens, list) or not _are(tokens, str):
         raise ModelLoadError(_no_tokenizer(path, f"has no tokenizer that quire reads ({kind!r})"))
     config: dict[str, Any] = {"chat_template": meta.get("tokenizer.chat_template")}
     for name in ("bos", "eos", "unknown", "padding"):
@@ -263,7 +264,7 @@ def _from_gguf(path: Path) -> TokenizerSource:
             config[f"{role}_token"] = tokens[number]
     for name in ("add_bos_token", "add_eos_token"):
         config[name] = meta.get(f"tokenizer.ggml.{name}", kind == "llama" and "bos" in name)
-    return _finished(makers[kind](meta, path), config, path)
+    return _finished(maker(meta, path), config, path)
 
 
 def _gguf_pieces(meta: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -279,7 +280,7 @@ def _gguf_pieces(meta: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _gguf_bytes(meta: dict[str, Any], path: Path) -> dict[str, Any]:
-    pre = meta.get("tokenizer.ggml.pre", "default")
+    pre = str(meta.get("tokenizer.ggml.pre", "default"))
     if pre not in GGUF_PATTERNS:
         raise ModelLoadError(
             _no_tokenizer(path, f"cuts words by the rule {pre!r}, which quire does not know")

@@ -113,7 +113,8 @@ class GGUFCheckpoint(contextlib.ExitStack):
             yield ours, whole
             return
         count, dims = self._experts, 3 if ours.endswith(".weight") else 2
-        if type(count) is not int or len(whole.shape) != dims or whole.shape[0] != count:
+        fits = len(whole.shape) == dims and whole.shape[0] == count
+        if type(count) is not int or count < 1 or not fits:
             raise ModelLoadError(
                 f"{theirs!r} must have {dims} dimensions, the first of them expert_count "
                 f"({count!r:.40}); it has the shape {list(whole.shape)}"
