@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import subprocess
 import sys
 import threading
 
@@ -209,3 +210,29 @@ def test_a_step_never_waits_for_the_system(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(("address", "size"), [(1, 4096), (4097, 4094), (4096, 0)])
 def test_less_than_a_page_is_none(address: int, size: int) -> None:
     assert memory_file.provide_pages(address, size) is (sys.platform == "linux")
+
+
+ENDS = """
+import atexit, threading
+import torch
+from quire.worker import pages_ahead
+
+calls, begun, hold = [], threading.Event(), threading.Event()
+def provide(address, size):
+    calls.append(size)
+    begun.set()
+    hold.wait(30)  # until the program ends
+    return True
+pages_ahead.provide_pages = provide
+pages = pages_ahead.PagesAhead([torch.empty(1 << 14, 1 << 12, dtype=torch.uint8)])
+pages.used(1 << 13)
+begun.wait(30)
+threading.Thread(target=lambda: (threading.main_thread().join(), hold.set())).start()
+atexit.register(lambda: print([t.name for t in threading.enumerate()], len(calls)))
+"""
+
+
+def test_a_program_that_ends_waits_for_what_is_under_way_alone() -> None:
+    """The interpreter would end the thread within the call, and with it perhaps the process."""
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout == "['MainThread'] 1\n", done

@@ -52,7 +52,8 @@ class PagesAhead:
             self._wanted = min(self._num_blocks, block + self._ahead)
             if self._thread is not None:
                 return
-            self._thread = threading.Thread(target=self._run, name="quire-pages", daemon=True)
+            # No daemon: the interpreter ends those wherever they are, even within a library.
+            self._thread = threading.Thread(target=self._run, name="quire-pages")
             try:
                 self._thread.start()
             except RuntimeError:  # no more threads: pages come when they are written to
@@ -75,7 +76,7 @@ class PagesAhead:
         while True:
             with self._lock:
                 first, end = self._provided, min(self._provided + self._stage, self._wanted)
-                if first >= end:
+                if first >= end or not threading.main_thread().is_alive():  # the program ends
                     self._thread = None
                     return
                 self._provided = end
