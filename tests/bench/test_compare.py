@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -12,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.bench.compare import compare
-from quire.bench.plots import PlottedRun, length_histograms, timeline
+from quire.bench.compare import Difference, compare
+from quire.bench.plots import PlottedRun, intervals, length_histograms, timeline
 from quire.bench.report import ReportRun, write_page, write_report
 from quire.bench.result import RequestRecord, detailed, records_of, summary
 from quire.bench.saved import write_result
-from quire.cli.benches.compare import main
+from quire.cli.benches.compare import main, table_of
 from quire.errors import ConfigError
 
 
@@ -123,6 +124,27 @@ def test_figures_that_are_not_above_0_have_no_ratio(zero, tmp_path, capsys):
     assert rows[gap]["change"] is None and rows[gap]["after"] > 0
 
 
+def test_a_figure_that_chance_makes_0_has_no_ratio():
+    records = [RequestRecord(i * 0.1, 10, 3, i * 0.1 + 0.1, [0.0 if i % 40 < 19 else 0.02] * 2,
+                             i * 0.1 + 0.3) for i in range(1, 201)]  # fmt: skip
+    nearly = summary(records, 20.0) | detailed(records) | {"num_prompts": 200}
+    assert nearly["median_itl_ms"] > 0, "but half of the replicates have a median of 0"
+    found = {d.name: d for d in compare([made(1)], [nearly])}["Median ITL (ms)"]
+    assert (found.low, found.high, found.verdict) == (None, None, "unknown")
+    assert found.note == "may be 0 by chance, so there is no ratio"
+
+
+def test_wide_intervals_leave_the_table_and_the_plot_readable():
+    wide = Difference("Mean ITL (ms)", 1.0, 5.0, 4.0, -0.99, 1e12, False)
+    narrow = Difference("Mean TTFT (ms)", 1.0, 1.1, 0.1, -0.123, 0.456, False)
+    heads, *rows = table_of([wide, narrow]).splitlines()
+    assert [row.index("same") for row in rows] == [heads.index("verdict")] * 2
+    assert "-99.0% to over +1000%" in rows[0] and "-12.3% to +45.6%" in rows[1]
+    drawn = intervals(["wide", "narrow"], [(-0.99, 4.0, 1e12), (-0.1, 0.1, 0.3)])
+    (upwards,) = re.findall(r'"array":\{"dtype":"f8","bdata":"([^"]*)"', drawn)
+    assert np.frombuffer(base64.b64decode(upwards)) == pytest.approx([600.0, 20.0])
+
+
 def test_the_command(tmp_path, capsys):
     a, b, page = (str(tmp_path / name) for name in ("a.json", "b.json", "r.html"))
     write_result(Path(a), made(1))
@@ -148,6 +170,18 @@ def test_the_command(tmp_path, capsys):
 
 
 # ---- the report ----------------------------------------------------------------------------------
+
+
+def test_other_loads_are_told(tmp_path, capsys):
+    a, b, c = (str(tmp_path / f"{name}.json") for name in "abc")
+    write_result(Path(a), made(1) | {"request_rate": 5.0, "max_concurrency": None})
+    write_result(Path(b), made(2) | {"request_rate": "inf", "max_concurrency": 4})
+    write_result(Path(c), made(3) | {"request_rate": 5.0, "max_concurrency": None})
+    assert main([a, b, "--report", str(tmp_path / "r.html")]) == 0
+    told = "The loads differ: request_rate (5.0 and inf), max_concurrency (none and 4)."
+    assert told in capsys.readouterr().out and told in (tmp_path / "r.html").read_text()
+    assert main([a, c]) == 0
+    assert "The loads differ" not in capsys.readouterr().out
 
 
 def test_a_report_opens_offline(tmp_path):

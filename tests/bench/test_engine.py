@@ -169,7 +169,7 @@ def test_a_peer_that_ends_is_an_error_with_its_last_words(contest: Contest, tmp_
         ({"pause": -1.0}, "--pause must be 0 to 60, got -1"),
         ({"formats": "int8,int9"}, "there is no 'int9'; formats: bf16, int8, int4, int4_128, fp8,"),
         ({"settings": "best"}, "--settings must be one of all, first, got 'best'"),
-        ({"cases": "8x8_8"}, "there is no .'8x8_8'.; cases: decode_1x16_65"),
+        ({"cases": "8x8_8"}, "there is no '8x8_8'; cases: decode_1x16_65"),
         ({"peer_llama": "/nowhere/python"}, "--peer-llama: '/nowhere/python' is no program"),
     ],
 )

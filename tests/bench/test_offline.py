@@ -177,6 +177,15 @@ def test_bad_input_is_one_clear_line(capsys, arguments, message):
     assert last.startswith("quire: ") and message in last
 
 
+@pytest.mark.parametrize("name", ["throughput", "prefix-caching", "prioritization"])
+def test_a_missing_dataset_is_told_before_a_model_is_loaded(capsys, name):
+    code, _, err = run(capsys, name, "--dataset-path", "/none.json", "--model", "/no/model")
+    assert (code, err) == (
+        2,
+        "quire: --dataset-path: cannot read '/none.json': No such file or directory\n",
+    )
+
+
 def test_options_refuse_what_cannot_be():
     for make in (
         lambda: LatencyOptions(batch_size=0),

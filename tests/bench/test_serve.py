@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from fake_server import fake
 from live_server import QUIRE, Server, serving
 from patience import PATIENCE, wait_for
 from quire.bench.backends import BACKENDS, REFUSED, UnreadableReplyError
+from quire.bench.client import _reason
 from quire.bench.load import NOT_SENT, UNREACHABLE, Patience, ServerWatch
 from quire.bench.options import ServeOptions
 from quire.bench.result import RequestRecord, records_of, summary
@@ -707,3 +709,9 @@ def test_a_server_that_still_loads_is_waited_for():
         assert run.exit_code == 0 and server.paths.count("/v1/models") == 3
     with fake(loading=2) as server, pytest.raises(StartupError, match="does not list its models"):
         ran(server.url)
+
+
+def test_a_host_without_an_address_is_told_in_words():
+    error = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    assert _reason(error) == "Name or service not known"
+    assert _reason(OSError(errno.ECONNREFUSED, "x")) == os.strerror(errno.ECONNREFUSED)

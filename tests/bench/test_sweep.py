@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from quire.bench.plots import curve_plot
 from quire.bench.sweep import server_place
 from quire.bench.sweep.front import CurvePoint, curves, devices_of, facets, pareto_front, speeds
 from quire.bench.sweep.grid import arguments_of, links_of, name_of, points_of, read_params
-from quire.bench.sweep.rows import bins_of, conditions_of, selected
+from quire.bench.sweep.rows import bins_of, conditions_of, number, selected
 from quire.bench.sweep.run import SweepCommands, rows_of, run_points
 from quire.bench.sweep.workload import between, extremes
 from quire.cli import main as cli
@@ -486,7 +487,7 @@ def test_every_kind_has_help(capsys, kind):
         (["serve", "--bench-cmd", "a 'b"], '--bench-cmd: "a \'b"'),
         (["serve_workload", "--workload-var", "x"], "--workload-var must be one of"),
         (["serve_workload", "--workload-iters", "1"], "--workload-iters must be at least 2, got 1"),
-        (["plot", "/none"], "'/none' is no folder of a sweep"),
+        (["plot", "/none"], "'/none' is no folder of a sweep: it has no summary.json"),
         (["plot_pareto", "/none"], "'/none' is no folder of a sweep"),
     ],
 )
@@ -501,3 +502,14 @@ def test_bad_parameter_files(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ConfigError, match="--x: "):
         read_params(str(path), "--x")
+
+
+def test_a_text_where_a_number_is_wanted_names_the_filter():
+    """Of a workload sweep the first two runs have the rate `inf`, which is a text in JSON."""
+    row = {"point": "p", "request_rate": "inf", "duration": 2}
+    assert number(row, "duration") == 2
+    advice = "request_rate of p is no number but 'inf'; --filter-by 'request_rate!=inf' leaves"
+    with pytest.raises(ConfigError, match=re.escape(advice)):
+        number(row, "request_rate")
+    (others,) = conditions_of("request_rate!=inf")
+    assert not others.holds(row)

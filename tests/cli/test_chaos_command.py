@@ -13,6 +13,8 @@ import pytest
 
 from quire.chaos import faults as table
 from quire.chaos.faults import Size
+from quire.chaos.run import Result
+from quire.chaos.run import table as report_table
 from quire.chaos.target import HttpReply, HttpTarget
 from quire.cli import main as cli
 from quire.cli.chaos import main
@@ -234,6 +236,12 @@ def test_wrong_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["chaos", "--size", "huge"]) == 2
     assert cli.main(["chaos", "--fault", "list"]) == 0
     assert "slow-readers" in capsys.readouterr().out
+
+
+def test_the_report_tells_what_was_seen_in_words() -> None:
+    facts = {"statuses": {400: 12, 404: 3}, "refusal_p99_s": None, "answered": 7}
+    lines = report_table([Result("bad-json", "x", "y", facts=facts)]).splitlines()
+    assert lines[-1] == "bad-json: statuses 400: 12, 404: 3; refusal p99 s -; answered 7"
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_flags_change_what_is_told() -> None:
 def test_text_and_json(capsys: Any) -> None:
     assert cli.main(["inspect", "quire-demo"]) == 0
     text = capsys.readouterr().out
-    for words in ("LlamaForCausalLM", "BF16 in 1 files", "per token", "default chat template"):
+    for words in ("LlamaForCausalLM", "BF16 in 1 file,", "per token", "default chat template"):
         assert words in text
     assert cli.main(["inspect", "quire-demo", "--json", "--max-model-len", "1k"]) == 0
     assert json.loads(capsys.readouterr().out)["max_model_len"] == 1000

@@ -205,3 +205,11 @@ def test_a_closed_pipe_is_no_traceback():
     result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert result.stderr == b"" and result.returncode == 1
+
+
+def test_a_full_disk_is_one_line():
+    command = [sys.executable, "-m", "quire", "--help"]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert result.returncode == 1
+    assert result.stderr == b"quire: cannot write: No space left on device\n"

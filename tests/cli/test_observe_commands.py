@@ -351,5 +351,9 @@ def test_port_and_hub(monkeypatch) -> None:  # type: ignore[no-untyped-def]
         assert machine._hub().verdict == "ok"
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
     assert machine._hub().verdict == "warn"
+    monkeypatch.setenv("HF_ENDPOINT", "http://no-such-host.invalid")
+    found = machine._hub()
+    assert found.verdict == "warn" and "cannot be reached: " in found.found
+    assert "Errno" not in found.found
     monkeypatch.setenv("HF_ENDPOINT", "nonsense")
     assert machine._hub().verdict == "fail"

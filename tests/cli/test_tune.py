@@ -218,9 +218,12 @@ def test_a_setting_is_verified_and_written(
     assert "live: the whole trace" in told
     written = load_yaml(out)
     assert {"max_num_seqs", "max_num_batched_tokens", "scheduling_policy"} <= written.keys()
-    assert "# targets: ttft_p99=100000ms" in Path(out).read_text()
+    evidence = Path(out).read_text()
+    assert "# targets: ttft_p99=100000ms" in evidence and "no setting" not in evidence
     code = cli.main([*common, "--slo", "ttft_p99=0.001ms", "--live", "0"])
-    assert code == 1 and "no setting that was tried meets the targets" in capsys.readouterr().out
+    unmet = "no setting that was tried meets the targets"
+    assert code == 1 and unmet in capsys.readouterr().out
+    assert f"\n# {unmet}\n" in Path(out).read_text()
     assert cli.main(["inspect", "--config", out]) == 0, "it is a file for --config"
 
 

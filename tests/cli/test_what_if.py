@@ -16,6 +16,7 @@ from quire.cli.calibrate import as_text
 from quire.cli.times import calibration_file, step_times
 from quire.config import EngineConfig
 from quire.core.facts import FactLog, Wait
+from quire.errors import StartupError
 from quire.sim.scenario import read_settings, with_settings
 from quire.sim.step_time import StepTimeModel
 from quire.workload.trace import TraceRequest, read_trace, write_trace
@@ -81,6 +82,7 @@ def test_simulate_writes_result_and_timeline(
         "--timeline", str(timeline),
     )  # fmt: skip
     assert code == 0 and "Successful requests:                     15" in out
+    assert "\nstep times: made up\n" in out
     found = json.loads(result.read_text())
     assert found["completed"] == 15 and found["backend"] == "simulator"
     assert len(found["ttfts"]) == 15 and found["p99_tpot_ms"] > 0
@@ -248,6 +250,38 @@ def test_plan_simulates_nobody_who_does_not_fit(
     assert code == 1 and not json.loads(out)["fits"] and not err
 
 
+def test_plan_calls_no_other_error_a_lack_of_memory(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_device(*arguments: object) -> None:
+        raise StartupError("there is no such device")
+
+    monkeypatch.setattr("quire.executor.sizing.size_engine", no_device)
+    code, out, err = run(capsys, "plan")
+    assert (code, out, err) == (1, "", "quire: there is no such device\n")
+
+
+def test_plan_offers_smaller_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    tight = ("plan", "--memory", "8MiB", "--max-model-len", "100", "--context", "100")
+    code, out, _ = run(capsys, *tight)
+    assert code == 1 and "the weights need" in out
+    for scheme in ("int8", "int4"):
+        assert f"instead       --quantization {scheme}\n" in out
+        code, again, _ = run(capsys, *tight, "--quantization", scheme)
+        assert code == 0 and "fits" in again, "an alternative must hold"
+    code, out, _ = run(capsys, "plan", "--users", "129")
+    assert code == 1 and "--quantization" not in out, "these weights are not what takes the memory"
+
+
+def test_plan_counts_one_user(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "plan", "--users", "1", "--context", "100")
+    assert code == 0 and "1 user of 100 tokens: fits" in out
+    code, out, _ = run(
+        capsys, "plan", "--users", "2", "--num-gpu-blocks-override", "9", "--max-model-len", "80"
+    )
+    assert code == 1 and "instead       1 user instead of 2\n" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -273,7 +307,7 @@ def test_calibrate_measures_this_machine(
     assert code == 0 and f"wrote {path}" in out
     model = StepTimeModel.read(path)
     assert model.about["steps"] > 20 and model.overheads.gap > 0
-    assert "a prompt of 512" in as_text(model)
+    assert "a prompt of 512" in as_text(model) and "% of a step" in as_text(model)
     code, out, _ = run(capsys, "calibrate", "--from", str(recording), "--out", str(path))
     assert code == 0 and StepTimeModel.read(path).about["source"] == "the steps of trace.jsonl"
     code, _, err = run(capsys, "calibrate", "--seconds", "0")

@@ -258,6 +258,10 @@ def test_pull_ls_verify_rm(hub: Hub) -> None:
     again = quire("rm", "org/tiny")
     assert again.returncode == 1 and "there is no model 'org/tiny'" in again.stderr
     assert "like org/name" in quire("pull", "tiny").stderr
+    kept = quire("rm", "quire-demo")
+    assert kept.returncode == 2 and "quire-demo ships with quire" in kept.stderr
+    absent = quire("verify", "/none/model")
+    assert "there is no model folder '/none/model'" in absent.stderr
     assert quire("rm").stderr == "quire: which model? See quire rm --help\n"
 
 

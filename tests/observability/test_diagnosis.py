@@ -82,6 +82,17 @@ def test_too_few_seats() -> None:
     assert names(rig)[0] == "too_few_seats"
 
 
+def test_more_seats_are_no_remedy_where_the_kv_cache_is_full() -> None:
+    rig = Rig(seqs=2)
+    offer(rig, [20], every=2, count=30, outputs=20)
+    [room] = diagnose(signals(rig) | {"kv_usage_max": 0.9})
+    assert room.limits == {"max_num_seqs": 4} and "another replica" in room.remedy
+    [full] = diagnose(signals(rig) | {"kv_usage_max": 0.97})
+    assert full.name == "too_few_seats" and full.limits == {}
+    assert "more KV memory" in full.remedy and "97 %" in full.remedy
+    assert "POST /limits" not in full.remedy
+
+
 def test_prompts_wait_for_the_budget() -> None:
     rig = Rig(budget=32, seqs=16)
     offer(rig, [200, 300], every=1, count=20, outputs=2)
@@ -421,3 +432,22 @@ def test_nothing_is_said_where_nothing_can_be_read() -> None:
 def test_quantile() -> None:
     assert [quantile([3, 1, 2], q) for q in (0, 0.5, 0.99, 1)] == [1, 2, 3, 3]
     assert quantile([], 0.5) == 0
+
+
+def test_refused_requests_are_told() -> None:
+    text = (
+        'vllm:admission_rejections_total{reason="max_num_queued_reqs"} %d\n'
+        'vllm:admission_rejections_total{reason="deadline"} %d\n'
+    )
+    before = parse_metrics(text % (7, 1))
+    figures = metric_figures(before, parse_metrics(text % (9, 2)), 2.0)
+    assert [(what, above) for what, above, _ in check_alerts(figures)][-1] == (
+        "3 requests refused just now, 11 since the start",
+        True,
+    )
+    figures = metric_figures(before, before, 2.0)
+    assert check_alerts(figures)[-1][:2] == (
+        "0 requests refused just now, 8 since the start",
+        False,
+    )
+    assert "refused_now" not in metric_figures({}, {}, 2.0), "a server without this metric"

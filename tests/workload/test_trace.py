@@ -14,6 +14,7 @@ from quire.workload.trace import (
     TraceHeader,
     TraceRequest,
     TraceStep,
+    encode_line,
     read_trace,
     write_trace,
 )
@@ -98,6 +99,21 @@ def test_a_bad_line_is_named_or_skipped(tmp_path: Path, line: str, problem: str)
     trace = read_trace(path, "skip")
     assert len(trace.requests) == 2 and trace.num_bad_lines == 1
     assert "line 4" in trace.bad_lines[0]
+
+
+@pytest.mark.parametrize(
+    ("whole", "problem"),
+    [
+        (b"", "is empty"),
+        (encode_line(TraceHeader(source="x"))[:45], "ends after 45 bytes: the file was cut off"),
+    ],
+)
+def test_a_file_that_was_cut_before_its_first_request(
+    tmp_path: Path, whole: bytes, problem: str
+) -> None:
+    (tmp_path / "t.jsonl").write_bytes(whole)
+    with pytest.raises(ConfigError, match=problem):
+        read_trace(tmp_path / "t.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -313,7 +313,10 @@ def _reason(error: Exception) -> str:
     """Why there is no connection, without the library's own words around it."""
     inner = getattr(error, "os_error", None) or error
     number = getattr(inner, "errno", None)
-    return os.strerror(number) if number and number > 0 else str(inner) or type(inner).__name__
+    if number and number > 0:
+        return os.strerror(number)
+    # The errors of names (`socket.gaierror`) have numbers of their own, below 0.
+    return getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
 
 
 def _nothing() -> None:

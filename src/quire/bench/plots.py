@@ -33,6 +33,8 @@ MOST_POINTS: Final = 4000
 MOST_BARS: Final = 2000
 BINS: Final = 200
 """Bins of a curve over time, at most."""
+MOST_CHANGE: Final = 10.0
+"""Greatest ratio minus 1 that is told exactly: beyond it, only that nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +168,11 @@ def length_histograms(runs: Sequence[PlottedRun]) -> str:
 
 
 def intervals(names: Sequence[str], changes: Sequence[tuple[float, float, float]]) -> str:
-    """Differences in percent (low, middle, high) with their intervals around 0."""
+    """Differences in percent (low, middle, high) with their intervals around 0. They end at
+    `MOST_CHANGE`, or one wide interval would make all others invisible."""
     graphs = _plotly("plotly.graph_objects")
-    low, middle, high = (np.array(column) * 100 for column in zip(*changes, strict=True))
+    columns = np.minimum(np.array(changes), MOST_CHANGE) * 100
+    low, middle, high = columns.T
     error = {"type": "data", "symmetric": False, "array": high - middle, "arrayminus": middle - low}
     marks = {"color": COLOURS[0], "size": 9}
     dots = graphs.Scatter(x=middle, y=list(names), mode="markers", error_x=error, marker=marks)

@@ -143,6 +143,8 @@ def interval_of(difference: Difference) -> str:
     """`-1.2% to +3.4%`, or why there is none."""
     if difference.low is None or difference.high is None:
         return difference.note
+    if difference.high > plots.MOST_CHANGE:
+        return f"{difference.low:+.1%} to over {plots.MOST_CHANGE:+.0%}"
     return f"{difference.low:+.1%} to {difference.high:+.1%}"
 
 

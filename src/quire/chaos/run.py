@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -132,8 +132,18 @@ def table(results: Sequence[Result]) -> str:
     for r in results:
         if r.complaints:
             lines.append(f"{r.fault}: {len(r.complaints)} complaints, first: {r.complaints[0]}")
-    lines += [f"{r.fault}: {r.facts}" for r in results if r.facts]
+    lines += [f"{r.fault}: {_in_words(r.facts)}" for r in results if r.facts]
     return "\n".join(lines)
+
+
+def _in_words(facts: Mapping[str, Any]) -> str:
+    """`disconnects 1000; statuses 400: 639, 404: 2`."""
+    parts = []
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{key}: {number}" for key, number in value.items())
+        parts.append(f"{name.replace('_', ' ')} {'-' if value is None else value}")
+    return "; ".join(parts)
 
 
 def report(known: Canary, results: Sequence[Result]) -> dict[str, Any]:

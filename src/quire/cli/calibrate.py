@@ -126,7 +126,10 @@ def _tell(what: str, share: float) -> None:
 
 def as_text(model: StepTimeModel) -> str:
     """What the model says of some steps, for people."""
-    lines = [f"{name:<20}{value}" for name, value in model.about.items()]
+    about = dict(model.about)
+    if isinstance(error := about.get("median_error"), float):
+        about["median_error"] = f"{error:.1%} of a step"
+    lines = [f"{name.replace('_', ' '):<20}{value}" for name, value in about.items()]
     context, root = 32 * 256, math.sqrt(512)
     for what, shape in (
         ("1 decode", StepShape(1, 1, 0, 256, 0)),

@@ -16,6 +16,7 @@ from quire.config.cli import add_engine_flags, engine_config
 from quire.config.locate import located
 from quire.config.shape import LayerKV, ModelShape
 from quire.errors import QuireError
+from quire.observability.explain.wording import plural
 from quire.tokenizer.chat_template import ChatTemplate
 from quire.utils.math import human_bytes
 
@@ -250,7 +251,7 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("architecture", report["architecture"] + ("" if report["supported"] else " (unknown)")),
         ("", report["reason"] or ""),
         ("parameters", f"{report['parameters']:,}{about}"),
-        ("stored as", types and f"{types} in {len(weights['files'])} files, "
+        ("stored as", types and f"{types} in {plural(len(weights['files']), 'file')}, "
          f"{human_bytes(weights['file_bytes'])}"),
         ("quantised", weights.get("problem", "")),
         *(("quantised", text) for text in schemes),

@@ -161,7 +161,8 @@ def _hub() -> Check:
         socket.create_connection((url.hostname, port), HUB_SECONDS).close()
     except OSError as error:
         remedy = "folders work as before; HF_HUB_OFFLINE=1 saves the attempt, HF_ENDPOINT a mirror"
-        return Check("hub", WARN, f"{url.hostname} cannot be reached: {error}", remedy)
+        reason = error.strerror or error
+        return Check("hub", WARN, f"{url.hostname} cannot be reached: {reason}", remedy)
     return Check("hub", OK, f"{url.hostname} can be reached")
 
 

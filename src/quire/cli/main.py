@@ -6,9 +6,11 @@ usage, 130 interrupted.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import quire
 from quire.errors import QuireError, StartupError, told
@@ -84,18 +86,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code of the process."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(arguments)
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of our output is gone (`quire ... | head`). Python would complain once more
-        # when it flushes at exit, so it gets somewhere to flush to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # its reader is gone (`quire ... | head`)
+        return 1
+    except OSError as error:
+        if error.errno not in _FULL or _wants_traceback():
+            raise
+        _drop_output()
+        print(f"quire: cannot write: {error.strerror}", file=sys.stderr, flush=True)
         return 1
     except QuireError as error:
         if _wants_traceback():
             raise
         return report(error)
+
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""A disk or a quota that is full: the output was sent to a file."""
+
+
+def _drop_output() -> None:
+    """Python would complain once more when it flushes at exit, so it gets somewhere to flush to."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -120,6 +120,8 @@ def rm_parser() -> Parser:
 def rm(arguments: Sequence[str]) -> int:
     """Delete a cached model."""
     given = _parsed(rm_parser(), arguments)
+    if given.model in {row["name"] for row in _embedded()}:
+        raise ConfigError(f"{given.model} ships with quire, and is not in the cache: it stays")
     freed = hub_cache.remove(given.model, given.download_dir)
     print(f"deleted {given.model}: {human_bytes(freed)}")
     return 0
@@ -143,6 +145,8 @@ def verify(arguments: Sequence[str]) -> int:
     model = ModelConfig(
         model=given.model, revision=given.revision, download_dir=given.download_dir
     ).folder
+    if not model.exists():
+        raise ConfigError(f"there is no model folder {str(model)!r}")
     if given.write:
         print(f"wrote {manifest.write_manifest(model)}")
         return 0

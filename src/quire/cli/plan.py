@@ -18,7 +18,8 @@ from quire.cli.simulate import records_of_run
 from quire.cli.times import WHERE, add_times_flags, step_times
 from quire.config import EngineConfig
 from quire.config.cli import add_engine_flags, engine_config
-from quire.errors import ConfigError, StartupError
+from quire.errors import ConfigError, NotEnoughMemory, StartupError
+from quire.observability.explain.wording import plural
 from quire.sim.capacity import KVCapacity
 from quire.sim.scenario import pool_of
 from quire.sim.sequences import Sequences
@@ -99,7 +100,7 @@ def make_plan(namespace: argparse.Namespace, config: EngineConfig) -> dict[str, 
     """The plan, as plain data.
 
     Raises:
-        StartupError: the configuration is bad, whatever the memory.
+        StartupError: an engine could not start with the configuration, whatever the memory.
     """
     from quire.executor.sizing import size_engine
 
@@ -117,7 +118,7 @@ def make_plan(namespace: argparse.Namespace, config: EngineConfig) -> dict[str, 
     }
     try:
         sized = size_engine(config, memory)
-    except StartupError as error:
+    except NotEnoughMemory as error:
         tried = alternatives(config, load, None)
         return base | {"fits": False, "problem": error.message, "alternatives": tried}
     if not sized.info.kv_cache_bytes:
@@ -178,7 +179,8 @@ def judge(sized: SizedEngine, load: PlannedLoad) -> tuple[bool, str]:
     if load.users > seats:
         return False, f"{load.users} users are more than --max-num-seqs {seats}"
     if load.users > capacity.maximum:
-        return False, f"the KV cache holds {capacity.maximum} requests of {load.context:,} tokens"
+        held = plural(capacity.maximum, "request")
+        return False, f"the KV cache holds {held} of {load.context:,} tokens"
     if load.users > capacity.recommended:
         return False, f"{load.users} users fit only without the buffer ({capacity.recommended})"
     return True, ""
@@ -238,11 +240,14 @@ def _changes(
     if config.cache.kv_cache_dtype == "auto":
         cache = replace(wider.cache, kv_cache_dtype="fp8")
         yield f"{extra}--kv-cache-dtype fp8", replace(wider, cache=cache), load
+    if sized is None or sized.info.weight_bytes > sized.info.kv_cache_bytes:
+        yield from _smaller_weights(wider, load, extra)
     if sized is not None:
         fewer = KVCapacity(sized.kv_tokens, load.context).recommended
         fewer = min(fewer, config.scheduler.max_num_seqs)
         if fewer:
-            yield f"{fewer} users instead of {load.users}", config, replace(load, users=fewer)
+            text = f"{plural(fewer, 'user')} instead of {load.users}"
+            yield text, config, replace(load, users=fewer)
         context = KVCapacity(sized.kv_tokens, load.users).recommended
         if 2 <= context < load.context:
             shorter = replace(load, context=context, output_len=min(load.output_len, context - 1))
@@ -255,6 +260,17 @@ def _changes(
             output = min(load.output_len, length - 1)
             shorter = replace(load, context=length, output_len=output)
             yield f"--max-model-len {length}", replace(config, model=model), shorter
+
+
+def _smaller_weights(
+    config: EngineConfig, load: PlannedLoad, extra: str
+) -> Iterator[tuple[str, EngineConfig, PlannedLoad]]:
+    """Formats for a checkpoint that has none; others refuse them."""
+    if config.model.quantization is not None or config.model.quantization_config:
+        return
+    for scheme in ("int8", "int4"):
+        model = replace(config.model, quantization=scheme)
+        yield f"{extra}--quantization {scheme}", replace(config, model=model), load
 
 
 def alternatives(config: EngineConfig, load: PlannedLoad, sized: SizedEngine | None) -> list[str]:
@@ -274,8 +290,10 @@ def alternatives(config: EngineConfig, load: PlannedLoad, sized: SizedEngine | N
 def as_text(report: dict[str, Any]) -> str:
     """The plan for a reader."""
     lines = [(name, text) for name, text in _sizes(report) if text]
-    verdict = f"{report['users']} users of {report['context']:,} tokens each: "
-    lines.append(("verdict", verdict + ("they fit" if report["fits"] else report["problem"])))
+    asked, fit = f"{report['users']} users of {report['context']:,} tokens each", "they fit"
+    if report["users"] == 1:
+        asked, fit = f"1 user of {report['context']:,} tokens", "fits"
+    lines.append(("verdict", f"{asked}: {fit if report['fits'] else report['problem']}"))
     lines += [("instead", text) for text in report["alternatives"]]
     if not report["fits"] and not report["alternatives"]:
         lines.append(("instead", "nothing that was tried helps: more memory, or a smaller model"))

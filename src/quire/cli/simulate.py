@@ -118,6 +118,7 @@ def main(arguments: Sequence[str]) -> int:
     result["simulated_in_seconds"] = took
     print(text_block(result, title=" Simulation Result "))
     print(told(run, took))
+    print(f"step times: {times.about.get('source', 'a file')}")
     if namespace.report:
         _report(namespace, trace, settings, times, pace, (run, result))
     if namespace.timeline:

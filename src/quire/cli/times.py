@@ -89,8 +89,8 @@ def _calibrated(config: EngineConfig) -> StepTimeModel | None:
     pattern = f"{glob.escape(_name(config))}*.json"
     if others := sorted(_folder().glob(pattern)):
         print(
-            f"not used: {others[0]} is of another model, dtype, quantisation or device, or of an "
-            "older quire; --step-times takes it all the same",
+            f"not used: {others[0]} is of another model, dtype, quantisation, KV cache type or "
+            "device, or of an older quire; --step-times takes it all the same",
             file=sys.stderr,
         )
     return None

@@ -32,6 +32,8 @@ EPILOG = (
     "setting meets the targets. " + WHERE
 )
 
+UNMET = "no setting that was tried meets the targets"
+
 
 def build_parser() -> Parser:
     """The parser of this command."""
@@ -92,10 +94,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"live: {_part(requests, fitting)}")
     print(table(config, targets, [own, *best], chosen))
     met = (chosen.live_excess if namespace.live else chosen.excess) <= 1
-    write(namespace.out, config, targets, own, chosen, namespace.trace)
-    print(
-        f"wrote {namespace.out}" + ("" if met else "; no setting that was tried meets the targets")
-    )
+    write(namespace.out, config, targets, own, chosen, namespace.trace, met)
+    print(f"wrote {namespace.out}" + ("" if met else f"; {UNMET}"))
     return 0 if met else 1
 
 
@@ -169,6 +169,7 @@ def write(
     own: Trial,
     chosen: Trial,
     trace: str,
+    met: bool,
 ) -> None:
     """Write the settings as a file for `--config`, with the evidence as comments.
 
@@ -179,6 +180,8 @@ def write(
     lines += [
         f"# {line}" for line in table(config, targets, _distinct(own, chosen), chosen).splitlines()
     ]
+    if not met:
+        lines.append(f"# {UNMET}")
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in chosen.settings.items()]
     try:
         Path(path).write_text("\n".join(lines) + "\n", "utf-8")

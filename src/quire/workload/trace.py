@@ -127,6 +127,7 @@ _read_request: Final = msgspec.json.Decoder(TraceRequest).decode
 _read_step: Final = msgspec.json.Decoder(TraceStep).decode
 _read_any: Final = msgspec.json.Decoder().decode
 _STEP_BEGINS: Final = b'{"step":'
+_HEADER_BEGINS: Final = b'{"format":"quire-trace"'
 
 
 def encode_line(record: TraceHeader | TraceRequest | TraceStep) -> bytes:
@@ -199,10 +200,7 @@ def _header(line: bytes, path: str) -> TraceHeader:
     except (msgspec.MsgspecError, ValueError):
         said = None
     if not isinstance(said, dict) or said.get("format") != FORMAT:
-        raise ConfigError(
-            f'{path}, line 1: a trace begins with {{"format": "{FORMAT}", "version": {VERSION}}}, '
-            f"got {line[:60]!r}"
-        )
+        raise ConfigError(_no_header(line, path))
     if said.get("version") != VERSION:
         raise ConfigError(
             f"{path}: the trace is of version {said.get('version')!r:.20}, and this quire reads "
@@ -215,6 +213,19 @@ def _header(line: bytes, path: str) -> TraceHeader:
     if header.block_size < 1:
         raise ConfigError(f"{path}, line 1: block_size must be at least 1, got {header.block_size}")
     return header
+
+
+def _no_header(line: bytes, path: str) -> str:
+    """What is wrong with a first line that is no header."""
+    if not line:
+        return f"{path} is empty: a trace has a header and a line for each request"
+    if line.startswith(_HEADER_BEGINS) and not line.endswith(b"\n"):
+        return f"{path}, line 1: the header ends after {len(line)} bytes: the file was cut off"
+    got = line[:60].decode("utf-8", "replace").rstrip()
+    return (
+        f'{path}, line 1: a trace begins with {{"format": "{FORMAT}", "version": {VERSION}}}, '
+        f"got {got!r}"
+    )
 
 
 def _add(trace: Trace, line: bytes) -> None:

@@ -114,7 +114,8 @@ class EngineBenchOptions:
             raise ConfigError(f"--pause must be 0 to 60, got {self.pause:g}")
         unknown = [name for name in (self.cases or "").split(",") if name and name not in CASES]
         if unknown or self.cases == "":
-            raise ConfigError(f"--cases: there is no {unknown or ''!s}; cases: {', '.join(CASES)}")
+            named = unknown[0] if unknown else ""
+            raise ConfigError(f"--cases: there is no {named!r}; cases: {', '.join(CASES)}")
         if self.settings not in SETTINGS:
             raise ConfigError(
                 f"--settings must be one of {', '.join(SETTINGS)}, got {self.settings!r}"

@@ -51,8 +51,11 @@ def read_rows(folder: str) -> list[dict[str, Any]]:
 def _rows_in(file: Path, folder: str) -> list[dict[str, Any]]:
     try:
         rows = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{folder!r} is no folder of a sweep: it has no {file.name}") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder!r} is no folder of a sweep: {file.name}: {error}") from None
+        problem = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{folder!r} is no folder of a sweep: {file.name}: {problem}") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigError(f"{str(file)!r} is not the summary of a sweep")
     return rows
@@ -77,6 +80,11 @@ def number(row: Row, name: str) -> float:
     """
     value = row.get(name)
     if not _is_number(value):
+        if isinstance(value, str):  # the request rate of requests that are sent all at once
+            raise ConfigError(
+                f"{name} of {_name(row)} is no number but {value!r}; --filter-by "
+                f"'{name}!={value}' leaves such runs out"
+            )
         numbers = [k for k, v in row.items() if _is_number(v)]
         raise ConfigError(f"{_name(row)} has no number {name!r}{did_you_mean(name, numbers)}")
     return float(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -53,10 +53,14 @@ def main(arguments: Sequence[str]) -> int:
     else:
         print(table_of(differences))
         print(conclusion(differences, repeated))
+        if loads := other_loads(before[0], after[0]):
+            print(loads)
     if namespace.report:
         runs = [_run(namespace.before, before), _run(namespace.after, after)]
         title = f"{namespace.before} and {namespace.after}"
         notes = [conclusion(differences, repeated)]
+        if loads := other_loads(before[0], after[0]):
+            notes.append(loads)
         write_report(namespace.report, title, runs, notes=notes, differences=differences)
     return 0
 
@@ -68,10 +72,10 @@ def _row(difference: Difference) -> dict[str, Any]:
 
 def table_of(differences: Sequence[Difference]) -> str:
     """The table as text."""
-    lines = [f"{'':<32}{'A':>12}{'B':>12}{'B - A':>9}   {'95 % interval':<20}verdict"]
+    lines = [f"{'':<32}{'A':>12}{'B':>12}{'B - A':>9}   {'95 % interval':<24}verdict"]
     for d in differences:
         cells = f"{d.name:<32}{d.before:>12.2f}{d.after:>12.2f}{change_of(d):>9}"
-        lines.append(f"{cells}   {interval_of(d):<20}{'' if d.low is None else d.verdict}".rstrip())
+        lines.append(f"{cells}   {interval_of(d):<24}{'' if d.low is None else d.verdict}".rstrip())
     return "\n".join(lines)
 
 
@@ -90,6 +94,16 @@ def conclusion(differences: Sequence[Difference], repeated: bool) -> str:
         repeated: Whether each side has several runs.
     """
     return _conclusion(differences) + ("" if repeated else f" {SINGLE}")
+
+
+def other_loads(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """A sentence if the two sides were not asked the same; empty if they were."""
+    parts = [
+        f"{name} ({'none' if one is None else one} and {'none' if other is None else other})"
+        for name in ("num_prompts", "request_rate", "burstiness", "max_concurrency")
+        if (one := before.get(name)) != (other := after.get(name))
+    ]
+    return f"The loads differ: {', '.join(parts)}." if parts else ""
 
 
 def _conclusion(differences: Sequence[Difference]) -> str:

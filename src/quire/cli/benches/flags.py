@@ -72,6 +72,21 @@ def write_json(path: str | None, result: Mapping[str, Any]) -> None:
         raise ConfigError(f"--output-json: cannot write {path!r}: {error.strerror}") from None
 
 
+def check_dataset(path: str | None) -> None:
+    """Tell before a model is loaded whether a dataset's file can be read.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if path is None:
+        return
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--dataset-path: cannot read {path!r}: {error.strerror}") from None
+
+
 def check_writable(path: str | None, flag: str = "--output-json") -> None:
     """Tell before the work whether a result's place exists.
 

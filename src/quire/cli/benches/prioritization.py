@@ -14,6 +14,7 @@ from quire.bench.offline.options import ThroughputOptions
 from quire.cli.benches.flags import (
     add_dataset_flags,
     add_result_flag,
+    check_dataset,
     check_writable,
     llm_options,
     seed_of,
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     if namespace.backend != "vllm":
         raise ConfigError(f"--backend must be vllm (this engine), got {namespace.backend!r}")
     check_writable(namespace.output_json)
+    check_dataset(namespace.dataset_path)
     options = options_from(namespace, ThroughputOptions)
     name = namespace.dataset_name or ("sharegpt" if namespace.dataset_path else "random")
     dataset = options_from(namespace, DatasetOptions, dataset_name=name)

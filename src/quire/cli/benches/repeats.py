@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from quire.bench.offline.options import LongDocumentOptions, PrefixCachingOptions
-from quire.cli.benches.flags import bench_parser, check_writable, llm_options, write_json
+from quire.cli.benches.flags import (
+    bench_parser,
+    check_dataset,
+    check_writable,
+    llm_options,
+    write_json,
+)
 from quire.cli.option_flags import options_from
 from quire.cli.parser import Parser
 from quire.cli.progress import CommandProgress
@@ -96,6 +102,7 @@ def _measure(
     namespace = parser.parse(arguments)
     options = options_from(namespace, options_of)
     check_writable(namespace.output_json)
+    check_dataset(getattr(options, "dataset_path", None))
     from quire.bench.offline.drive import Drive, Job, check_context
     from quire.bench.offline.repeats import cache_result, cache_text
     from quire.engine.llm import LLM

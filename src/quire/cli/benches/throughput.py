@@ -10,6 +10,7 @@ from quire.bench.offline.options import ThroughputOptions
 from quire.cli.benches.flags import (
     add_dataset_flags,
     add_result_flag,
+    check_dataset,
     check_writable,
     llm_options,
     write_json,
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     options = options_from(namespace, ThroughputOptions)
     _check(namespace, options)
     check_writable(namespace.output_json)
+    check_dataset(namespace.dataset_path)
     name = namespace.dataset_name or ("sharegpt" if namespace.dataset_path else "random")
     dataset = options_from(namespace, DatasetOptions, dataset_name=name)
     from quire.bench.offline.throughput import throughput_result, throughput_text

@@ -29,6 +29,8 @@ SMOOTH: Final = 0.05
 STARVED: Final = 0.2
 """Share of the time that threads may wait for a core. It is not small, because with as many threads
 as cores the API process and the steps take turns."""
+FULL: Final = 0.9
+"""KV cache usage above which more requests at once would be preempted."""
 MIN_STEPS: Final = 20
 """With fewer steps than this, shares mean nothing."""
 
@@ -225,13 +227,21 @@ def _spike_limits(s: Signals) -> Limits:
 
 
 def _seats_remedy(s: Signals) -> str:
+    if s["kv_usage_max"] > FULL:
+        return (
+            f"more KV memory or another replica: with KV cache usage up to "
+            f"{_percent(s['kv_usage_max'])}, more --max-num-seqs (now {s['max_num_seqs']}) would "
+            "be preempted"
+        )
     return (
-        f"--max-num-seqs (now {s['max_num_seqs']}) if KV cache usage "
-        f"({_percent(s['kv_usage_max'])}) leaves room; else another replica"
+        f"--max-num-seqs (now {s['max_num_seqs']}), for KV cache usage is at most "
+        f"{_percent(s['kv_usage_max'])}; else another replica"
     )
 
 
 def _twice_the_seats(s: Signals) -> Limits:
+    if s["kv_usage_max"] > FULL:
+        return {}
     return {"max_num_seqs": min(2 * s["max_num_seqs"], s["max_num_batched_tokens"])}
 
 

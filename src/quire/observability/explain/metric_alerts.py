@@ -62,6 +62,9 @@ def metric_figures(before: Samples, after: Samples, seconds: float) -> Figures:
     for name, reason in (("aborted", '"abort"'), ("failed", '"error"')):
         ended = _ended(after, reason)
         figures |= {f"{name}_total": ended, f"{name}_now": ended - _ended(before, reason)}
+    if _REFUSED in after:
+        refused, earlier = (sum(s.get(_REFUSED, {}).values()) for s in (after, before))
+        figures |= {"refused_total": refused, "refused_now": refused - earlier}
     return figures
 
 
@@ -70,6 +73,7 @@ def _ended(samples: Samples, reason: str) -> float:
     return sum(v for k, v in samples.get("vllm:request_success_total", {}).items() if reason in k)
 
 
+_REFUSED: Final = "vllm:admission_rejections_total"
 _GAUGES: Final = {
     "running": "vllm:num_requests_running",
     "waiting": "vllm:num_requests_waiting",
@@ -137,6 +141,12 @@ ALERT_RULES: Final = (
         "requests lose their blocks and are computed again",
     ),
     AlertRule("failed_now", 0, lambda v: f"{v:.0f} requests failed", "see the log"),
+    AlertRule(
+        "refused_now",
+        0,
+        lambda v: f"{v:.0f} requests refused",
+        "the queue is full, or deadlines cannot be kept: not enough capacity",
+    ),
 )
 """The rules, with the limits that alert rules for vLLM usually have."""
 
