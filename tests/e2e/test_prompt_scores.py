@@ -140,7 +140,8 @@ def test_tokens_in_and_out(server: RoutesServer, llm: LLM) -> None:
     assert error["param"] == "stream"
     fields["prompt_logprob_start"] += 1
     error = server.ask(PATH, body, 400)["error"]
-    assert error["param"] == "prompt_logprob_token_ids" and "rows" in error["message"]
+    assert error["param"] == "sampling_params.prompt_logprob_token_ids"
+    assert "rows" in error["message"]
     for route, own in (("/v1/completions", {"prompt": prompt}), ("/v1/chat/completions",
                        {"messages": [{"role": "user", "content": "x"}]})):  # fmt: skip
         error = server.ask(route, own | {"prompt_logprob_token_ids": [[1]]}, 400)["error"]

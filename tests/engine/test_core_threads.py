@@ -1,17 +1,21 @@
 """A thread of the core's process that reads or writes and fails takes the process with it: nobody
-waits for a core that computes but hears or says nothing."""
+waits for a core that computes but hears or says nothing. A core that stops by an exception has
+written its log before it says so."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import sys
+from contextlib import closing
 
+import msgspec
 import pytest
 
 from patience import PATIENCE
 from quire.engine.cores import wire
-from quire.engine.messages import AbortRequests
+from quire.engine.cores.pulse import Pulse
+from quire.engine.messages import AbortRequests, Failure, FromCore, Start
 
 SERVE = """
 import socket, sys
@@ -82,3 +86,50 @@ def test_a_front_end_that_is_gone_is_no_failure(say: bytes) -> None:
 def test_what_is_written_to_nobody_is_no_failure() -> None:
     code, _ = end_of(b"", after="core._outbox.put(b'x' * 2**24)", closes=True)
     assert code == 0
+
+
+STOPS = """
+import os, sys, threading
+from quire.engine.cores import core_process
+from quire.log_thread import LogThread
+
+asked = threading.Event()
+leave, write = LogThread.leave, LogThread._write
+
+def late_write(self, line):
+    asked.wait()  # as long as nobody waits for the lines, none is written
+    write(self, line)
+
+def leave_now(self):
+    asked.set()
+    return leave(self, 3600.0)
+
+LogThread._write, LogThread.leave = late_write, leave_now
+core_process.EngineCoreProcess._load = lambda self, start: undefined
+os._exit(core_process.main(["core", *sys.argv[1:]], 0.0))
+"""
+
+
+def test_the_traceback_of_a_core_that_stops_is_in_the_log_before_it_says_so() -> None:
+    ours, theirs = socket.socketpair()
+    pulse = Pulse()
+    with ours, theirs, closing(pulse):
+        handed = [theirs.fileno(), pulse.descriptor]
+        process = subprocess.Popen(
+            [sys.executable, "-c", STOPS, *map(str, handed)],
+            pass_fds=handed,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        theirs.close()
+        try:
+            ours.sendall(wire.encode(Start(1, {}, 0.0)))
+            frame = wire.receive(ours)
+            process.kill()
+            _, log = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert frame is not None
+    told = msgspec.msgpack.decode(frame, type=FromCore)
+    assert isinstance(told, Failure) and "NameError" in told.message
+    assert "Traceback" in log and "'undefined' is not defined" in log

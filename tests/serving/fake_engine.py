@@ -254,7 +254,8 @@ class FakeEngine:
     ) -> RequestOutput:
         text = self.reply[slice(*span)]
         ids = list(text.encode())
-        logprobs = None if params.logprobs is None else [_position(i, params.logprobs) for i in ids]
+        top = params.num_logprobs
+        logprobs = None if top is None else [_position(i, top) for i in ids]
         scores: list[PositionLogprobs | None] | None = None
         if params.prompt_logprobs is not None and scored:
             # Every second prompt token is not the likeliest.

@@ -130,6 +130,33 @@ async def test_echo_of_the_prompt_alone(client: httpx.AsyncClient, engine: FakeE
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize(("echoed", "scored"), [(1, 4), (4, 1), (0, 4), (2, 2), (4, 0)])
+async def test_echoed_and_prompt_logprobs_each_have_as_many_as_they_ask_for(
+    client: httpx.AsyncClient, echoed: int, scored: int
+) -> None:
+    body = {"prompt": [97, 98, 99], "echo": True, "max_tokens": 1}
+    choice = (await post(client, **body, logprobs=echoed, prompt_logprobs=scored))["choices"][0]
+    alone = (await post(client, **body, logprobs=echoed))["choices"][0]
+    assert choice["logprobs"] == alone["logprobs"]
+    (other,) = (await post(client, prompt=[97, 98, 99], prompt_logprobs=scored))["choices"]
+    assert choice["prompt_logprobs"] == other["prompt_logprobs"]
+
+
+@pytest.mark.parametrize("prompt", ["abcd", [97, 98, 99, 100], ["abcd"]])
+async def test_offsets_are_places_in_an_echoed_text_without_logprobs_of_its_own(
+    client: httpx.AsyncClient, prompt: Any
+) -> None:
+    body = {"prompt": prompt, "echo": True, "logprob_token_ids": [7], "seed": 3}
+    (choice,) = (await post(client, **body))["choices"]
+    found, text = choice["logprobs"], choice["text"]
+    assert text.startswith("abcd") and found["text_offset"][0] == 4
+    pairs = list(zip(found["text_offset"], found["tokens"], strict=True))
+    assert pairs and all(text.startswith(token, at) for at, token in pairs if token in text)
+    chunks = await events(client, **body)
+    told = [c["choices"][0]["logprobs"] for c in chunks if c["choices"]]
+    assert sum((one["text_offset"] for one in told if one), []) == found["text_offset"]
+
+
 async def test_equal_texts_of_candidates_keep_the_likeliest(
     client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

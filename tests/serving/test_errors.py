@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
@@ -49,8 +50,10 @@ CHAT_ERRORS = [
     ({"messages": [{**USER, "content": [{"type": "text"}]}]}, "messages[0].content[0].text", []),
     ({"messages": [{**USER, "tool_calls": [{}]}]}, "messages[0].tool_calls", ["assistant"]),
     ({"messages": [{**USER, "audio": {"id": "x"}}]}, "messages[0].audio", ["not supported"]),
-    ({"messages": [tool_call("{")]}, "messages[0].tool_calls[0].function.arguments", ["JSON"]),
-    ({"messages": [tool_call("[1]")]}, "messages[0].tool_calls[0].function.arguments", ["object"]),
+    ({"messages": [tool_call("{")]}, "messages[0].tool_calls[0].function.arguments",
+     ["JSON", 'got "{"']),
+    ({"messages": [tool_call("[1]")]}, "messages[0].tool_calls[0].function.arguments",
+     ["object", 'got "[1]"']),
     ({"messages": [{**USER, "content": "refuse me"}]}, "messages", ["template refuses"]),
     ({"model": 5}, "model", ["a string", "5"]),
     ({"temperature": "hot"}, "temperature", ["a number", '"hot"']),
@@ -75,7 +78,8 @@ CHAT_ERRORS = [
     ({"max_completion_tokens": 0}, "max_completion_tokens", ["at least 1", "0"]),
     ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", ["(1)", "(2)"]),
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", ["max_tokens (4)", "5"]),
-    ({"logit_bias": {"a": 1}}, "logit_bias", ["keyed by integers"]),
+    ({"logit_bias": {"7": 1, "a": 1}}, "logit_bias", ["keyed by integers", 'got "a"']),
+    ({"logit_bias": {"7": 1, "01": 1}}, "logit_bias", ["keyed by integers", 'got "01"']),
     ({"logit_bias": {"1": "x"}}, "logit_bias", ["a number"]),
     ({"logit_bias": {"1": 101}}, "logit_bias", ["[-100, 100]", "101"]),
     ({"logit_bias": {"-1": 1}}, "logit_bias", ["at least 0", "-1"]),
@@ -102,7 +106,8 @@ CHAT_ERRORS = [
     ({"tools": [TOOL], "tool_choice": "some"}, "tool_choice", ["required", '"some"']),
     ({"tool_choice": "auto"}, "tool_choice", ["needs tools"]),
     ({"tools": [{"type": "x"}]}, "tools[0]", ["function"]),
-    ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", ["string"]),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name",
+     ["string", "got null"]),
     ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]},
      "tools[0].function.strict", ["true or false", "1"]),
     ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message",
@@ -140,7 +145,7 @@ TEXT_ERRORS = [
     ({"prompt": ["x"] * 1025}, "prompt", ["1024", "1025"]),
     ({"prompt": ["x"] * 100, "n": 11}, "prompt", ["1024", "1100"]),
     ({"prompt": "x" * 600}, None, ["511", "601"]),
-    ({"prompt": "x" * 5000}, None, ["5000", "2048", "512"]),
+    ({"prompt": "x" * 5000}, "prompt", ["5000", "2048", "512"]),
     ({"suffix": "x"}, "suffix", ["not supported"]),
     ({"best_of": 2}, "best_of", ["2"]),
     ({"logprobs": True}, "logprobs", ["an integer", "true"]),
@@ -244,6 +249,43 @@ async def test_a_body_that_is_not_declared_as_json(client: httpx.AsyncClient, gi
 async def test_a_body_that_is(client: httpx.AsyncClient, given: str) -> None:
     reply = await client.post(TEXT, content=b'{"prompt": "x"}', headers={"content-type": given})
     assert reply.status_code == 200
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "gzip, identity", "x" * 300])
+async def test_a_compressed_body_is_refused_by_its_coding(
+    client: httpx.AsyncClient, coding: str
+) -> None:
+    body = gzip.compress(b'{"prompt": "x"}')
+    reply = await client.post(TEXT, content=body, headers=JSON | {"content-encoding": coding})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (415, "Content-Encoding")
+    assert coding[:100] in error["message"] and len(error["message"]) < 200
+
+
+@pytest.mark.parametrize("coding", ["identity", "Identity ", ""])
+async def test_a_body_that_is_declared_as_it_is(client: httpx.AsyncClient, coding: str) -> None:
+    headers = JSON | {"content-encoding": coding}
+    reply = await client.post(TEXT, content=b'{"prompt": "x"}', headers=headers)
+    assert reply.status_code == 200
+
+
+@pytest.mark.parametrize("extra", [{}, {"X-Resumable": "true"}])
+async def test_a_byte_order_mark_before_the_body_is_left_out(
+    client: httpx.AsyncClient, extra: dict[str, str]
+) -> None:
+    for path in (TEXT, "/invocations", "/tokenize"):
+        body = b'\xef\xbb\xbf{"prompt": "x"}'
+        reply = await client.post(path, content=body, headers=JSON | extra)
+        assert reply.status_code == 200, reply.text
+    body = b'\xef\xbb\xbf\xef\xbb\xbf{"prompt": "x"}'
+    assert (await client.post(TEXT, content=body, headers=JSON)).status_code == 400
+
+
+@pytest.mark.parametrize("coding", ["utf-16-le", "utf-16-be"])
+async def test_a_body_of_utf16_is_called_so(client: httpx.AsyncClient, coding: str) -> None:
+    body = '\ufeff{"prompt": "x"}'.encode(coding)
+    reply = await client.post(TEXT, content=body, headers=JSON)
+    assert reply.status_code == 400 and "UTF-16" in reply.json()["error"]["message"]
 
 
 async def test_unknown_model(client: httpx.AsyncClient) -> None:

@@ -1,10 +1,11 @@
-"""Errors about the form of an output name the caller's own fields, in every API, when a request is
-submitted and after its first byte."""
+"""Errors about the form of an output, and what else the engine refuses, name the caller's own
+fields, in every API, when a request is submitted and after its first byte."""
 
 from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from quire.errors import InvalidRequest
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import SamplingParams
 from quire.serving.app import build_app
+from quire.serving.prompts import TEXT_MARGIN
 from quire.serving.server_state import ServerState
 from quire.structured.schema import schema_text
 from quire.structured.settle import settle
@@ -25,6 +27,7 @@ GOOD: dict[str, Any] = {"type": "object", "properties": {}}
 HUGE: dict[str, Any] = {"enum": ["x" * 300_000]}
 USER = [{"role": "user", "content": "hi"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+BATCH, TOKENS = "/v1/chat/completions/batch", "/inference/v1/generate"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 
@@ -33,10 +36,14 @@ class StrictEngine(FakeEngine):
 
     compiler: str | None = None
     """What the compiler finds wrong, if something."""
+    refusal: InvalidRequest | None = None
+    """What the input gate refuses, if something."""
 
     async def submit(
         self, prompt: list[int], params: Any, request_id: str, **more: Any
     ) -> FakeStream:
+        if self.refusal is not None:
+            raise self.refusal
         wanted = getattr(params, "structured_outputs", None)
         if wanted is not None:
             settle(wanted, {})
@@ -99,6 +106,8 @@ def _body(path: str, fields: dict[str, Any]) -> dict[str, Any]:
         TEXT: {"prompt": "hi"},
         RESPONSES: {"input": "hi"},
         MESSAGES: {"messages": USER, "max_tokens": 9, "model": "quire-demo"},
+        BATCH: {"messages": [USER]},
+        TOKENS: {"token_ids": [65], "sampling_params": {}},
     }
     return given[path] | fields
 
@@ -167,6 +176,61 @@ async def test_values_are_refused_by_the_same_names(
 ) -> None:
     message, _ = await _refusal(client, path, fields)
     assert message.startswith(f"{place} must be"), message
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "engines", "place"),
+    [
+        (TEXT, {}, "prompt", "prompt"),
+        (TEXT, {"logprobs": 1}, "logprobs", "logprobs"),
+        (CHAT, {}, "prompt", "messages"),
+        (CHAT, {"tools": _tools(GOOD)["tools"], "tool_choice": "required"}, "prompt", "messages"),
+        (CHAT, {"response_format": _format(GOOD)}, "prompt", "messages"),
+        (CHAT, {"logprobs": True, "top_logprobs": 1}, "logprobs", "top_logprobs"),
+        (CHAT, {}, "logit_bias", "logit_bias"),
+        (BATCH, {}, "prompt", "messages"),
+        (RESPONSES, {}, "prompt", "input"),
+        (RESPONSES, {"tools": _flat(GOOD), "tool_choice": "required"}, "prompt", "input"),
+        (RESPONSES, {"top_logprobs": 1}, "logprobs", "top_logprobs"),
+        (MESSAGES, {}, "prompt", "messages"),
+        (TOKENS, {}, "prompt", "token_ids"),
+        (TOKENS, {}, "logit_bias", "sampling_params.logit_bias"),
+    ],
+)
+async def test_what_the_gate_refuses_is_told_of_the_callers_field(
+    client: httpx.AsyncClient,
+    engine: StrictEngine,
+    path: str,
+    fields: dict[str, Any],
+    engines: str,
+    place: str,
+) -> None:
+    engine.refusal = InvalidRequest(f"{engines} must be shorter, got 9.", param=engines)
+    message, param = await _refusal(client, path, fields)
+    assert (message, param) == (f"{place} must be shorter, got 9.", place)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "place"),
+    [
+        (TEXT, lambda text: {"prompt": text}, "prompt"),
+        (CHAT, lambda text: {"messages": [{"role": "user", "content": text}]}, "messages"),
+        (BATCH, lambda text: {"messages": [USER, [{"role": "user", "content": text}]]},
+         "messages[1]"),
+        (RESPONSES, lambda text: {"input": text}, "input"),
+        (MESSAGES, lambda text: {"system": text}, "messages"),
+    ],
+)  # fmt: skip
+async def test_a_text_that_is_not_worth_tokenising_is_told_of_the_callers_field(
+    client: httpx.AsyncClient,
+    engine: StrictEngine,
+    path: str,
+    fields: Callable[[str], dict[str, Any]],
+    place: str,
+) -> None:
+    length = TEXT_MARGIN * engine.max_model_len * engine.tokenizer.longest_token + 1
+    message, param = await _refusal(client, path, fields("a" * length))
+    assert "characters" in message and param == place
 
 
 class FailingEngine(FakeEngine):

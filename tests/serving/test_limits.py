@@ -110,9 +110,9 @@ async def test_scores_of_a_prompt_are_built_once_for_all_choices(
     built, spelt = Counter[str](), Counter[int]()
     real, spell = completions.spliced_scores, completions.TokenTexts.spell
 
-    def counted(positions: Any) -> Any:
+    def counted(*given: Any) -> Any:
         built["prompts"] += 1
-        return real(positions)
+        return real(*given)
 
     def counted_spell(self: Any, token_id: int, logprob: Any = None) -> str:
         spelt[token_id] += 1

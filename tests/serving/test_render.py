@@ -66,7 +66,7 @@ async def test_a_stream_has_the_tokens_of_the_whole_reply(monkeypatch: pytest.Mo
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"token_ids": [300000]}, "token_ids", "300000"),
     ({"token_ids": "hi"}, "token_ids", "array"),
-    ({"token_ids": []}, "prompt", "empty"),
+    ({"token_ids": []}, "token_ids", "empty"),
     ({"sampling_params": None}, "sampling_params", "object"),
     ({"sampling_params": {"temperature": 9}}, "sampling_params.temperature", "got 9"),
     ({"sampling_params": {"temperature": "9"}}, "sampling_params.temperature", "'9'"),

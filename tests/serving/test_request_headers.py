@@ -109,7 +109,9 @@ async def test_priority_of_the_header_overrides_that_of_the_body(
             assert reply.status_code == 400
             assert "X-Vllm-Priority must be an integer" in reply.json()["error"]["message"]
         reply = await client.post(path, json=body, headers={"x-vllm-priority": "9" * 20})
-        assert reply.status_code == 400 and "priority" in reply.json()["error"]["message"]
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, "X-Vllm-Priority")
+        assert error["message"].startswith("X-Vllm-Priority must be at most")
 
 
 # ---- routing -------------------------------------------------------------------------------------

@@ -524,7 +524,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (_item(type="compaction", encrypted_content="x"), "input[0].type", "can read it"),
     (_item(type="poem"), "input[0].type", '"poem"'),
     (_item(type="function_call", call_id="x", name="f", arguments="{"), "input[0].arguments",
-     "JSON object"),
+     'JSON object in a string, got "{"'),
     (_item(type="function_call", call_id="x", name="f"), "input[0].arguments", "is required"),
     (_item(type="function_call_output", output="x"), "input[0].call_id", "is required"),
     ({"instructions": 5}, "instructions", "got 5"),

@@ -217,8 +217,11 @@ def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:
     """A tool call with its arguments as an object, because templates print them with `tojson`."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise InvalidRequest(f"{where}.function.name must be a string.", param=where)
-    arguments = function.get("arguments") or {}
+        name = function.get("name") if isinstance(function, dict) else None
+        raise InvalidRequest(
+            f"{where}.function.name must be a string, got {show(name)}.", param=where
+        )
+    given = arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments)
@@ -226,7 +229,7 @@ def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:
             arguments = None
     if not isinstance(arguments, dict):
         raise InvalidRequest(
-            f"{where}.function.arguments must be a JSON object in a string.",
+            f"{where}.function.arguments must be a JSON object in a string, got {show(given)}.",
             param=f"{where}.function.arguments",
         )
     return {**call, "function": {**function, "arguments": arguments}}

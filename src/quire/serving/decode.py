@@ -7,6 +7,7 @@ changes nothing, or that the server is told to ignore. Knows no endpoint.
 
 from __future__ import annotations
 
+import codecs
 import functools
 import re
 from collections.abc import Mapping
@@ -31,6 +32,8 @@ _EXPECTED: Final = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`")
 _AT: Final = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$", re.DOTALL)
+_INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
+"""What msgspec takes for one in a key."""
 _CONTAINERS: Final = (dict, list, msgspec.Struct)
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|(\[\.\.\.\])")
 
@@ -83,6 +86,17 @@ def decode_any(body: bytes, kind: Any = Any) -> Any:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         _not_json(error)
+
+
+def without_mark(body: bytes) -> bytes:
+    """A body without the byte order mark that editors and shells of Windows put before UTF-8.
+
+    Raises:
+        InvalidRequest: the mark is that of UTF-16.
+    """
+    if body.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InvalidRequest("The body is not valid JSON: it is UTF-16, not UTF-8.")
+    return body.removeprefix(codecs.BOM_UTF8)
 
 
 def is_not_utf8(error: Exception) -> bool:
@@ -189,7 +203,9 @@ def _explain(text: str, raw: Any, kind: type[msgspec.Struct]) -> InvalidRequest:
         name = f"{param}.{match.group(1)}" if param else match.group(1)
         return InvalidRequest(f"{name} is required.", param=name)
     if of_keys:
-        return InvalidRequest(f"{param} must be keyed by integers.", param=param)
+        keys = _value_at(raw, path, [])
+        bad = next((key for key in keys if not _INTEGER.fullmatch(key)), "")
+        return InvalidRequest(f"{param} must be keyed by integers, got {show(bad)}.", param=param)
     if match := _EXPECTED.match(text):
         wanted = [TYPE_WORDS.get(word, word) for word in match.group(1).split(" | ")]
         rule = " or ".join(word for word in wanted if word != "null")

@@ -32,7 +32,7 @@ class Dialogue:
     variables: dict[str, Any] = field(default_factory=dict)
     """Further variables of the template."""
     form: FieldNames = AS_THE_ENGINE
-    """What the caller calls the form that the output must have."""
+    """What the caller calls the form that the output must have, and the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,8 @@ async def render(served: ServedModel, dialogue: Dialogue) -> DialoguePrompt:
     text = await render_turns(
         engine, dialogue.turns, tools, None, dialogue.continues, dialogue.variables
     )
-    return DialoguePrompt(text, await encode(engine, text, False))
+    with dialogue.form.told():
+        return DialoguePrompt(text, await encode(engine, text, False))
 
 
 async def prepare(
@@ -91,6 +92,8 @@ async def prepare(
         reasoning=reasoning,
         may_reason=not dialogue.continues and served.parsers.may_reason(dialogue.variables),
     )
+    form = dialogue.form
+    names = call_names(dialogue.tools).beside(form.others) if dialogue.tools.constrains else form
     submission = Submission(
         [labels.request_id],
         [prompt.ids],
@@ -100,7 +103,7 @@ async def prepare(
         exchange.client(labels.user),
         exchange.trace_headers(),
         exchange.deadline,
-        call_names(dialogue.tools) if dialogue.tools.constrains else dialogue.form,
+        names,
     )
     tokens = params.num_logprobs is not None
     return submission, TurnReader(params, tokens=tokens, parsing=parsing)

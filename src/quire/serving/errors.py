@@ -52,6 +52,19 @@ class UnsupportedMediaType(RequestError):
         super().__init__(f"The body must be sent as `Content-Type: application/json`, {got}.")
 
 
+class UnsupportedEncoding(RequestError):
+    """The body is compressed. It is not unpacked: a small one could become any size."""
+
+    status = 415
+    type = "UnsupportedMediaType"
+
+    def __init__(self, given: str) -> None:
+        super().__init__(
+            f"The body must be sent as it is, without Content-Encoding, got {given[:100]!r}.",
+            param="Content-Encoding",
+        )
+
+
 class RequestTimeout(RequestError):
     """The body did not arrive in time."""
 

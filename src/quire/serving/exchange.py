@@ -24,14 +24,16 @@ from quire.logger import get_logger
 from quire.serving import errors
 from quire.serving.auth import NOBODY, Tenant
 from quire.serving.body_scan import SMALL, BodyScan, pieces
+from quire.serving.checks import renamed
 from quire.serving.deadline import Deadline
-from quire.serving.decode import Unsupported, decode, show
+from quire.serving.decode import Unsupported, decode, show, without_mark
 from quire.serving.dialect import OPENAI
 from quire.serving.durable import Durable, Recovered, StoredRequest, told_headers
 from quire.serving.errors import (
     IdempotencyKeyReused,
     OtherRequest,
     RequestTimeout,
+    UnsupportedEncoding,
     UnsupportedMediaType,
 )
 from quire.serving.keep_alive import kept_alive
@@ -205,7 +207,8 @@ class Exchange:
                 f"X-Vllm-Priority must be an integer, got {show(header.decode('latin-1'))}.",
                 param="X-Vllm-Priority",
             )
-        found: int = read_field("priority", (given or 0) if header is None else int(header))
+        with renamed("priority", "priority" if header is None else "X-Vllm-Priority"):
+            found: int = read_field("priority", (given or 0) if header is None else int(header))
         if found and policy != "priority":
             logger.warning_once(
                 "a request has a priority, which the scheduling policy %s does not read (start "
@@ -234,6 +237,7 @@ class Exchange:
 
         Raises:
             UnsupportedMediaType: it is not.
+            UnsupportedEncoding: it is compressed.
             PayloadTooLarge: it is longer than the server reads; noticed while it arrives.
             InvalidRequest: it holds more than the server decodes; noticed while it arrives.
             RequestTimeout: it takes more than a minute to arrive.
@@ -245,9 +249,12 @@ class Exchange:
         given = (self.header(b"content-type") or b"").decode("latin-1")
         if given.partition(";")[0].strip().lower() != "application/json":
             raise UnsupportedMediaType(given)
+        coding = (self.header(b"content-encoding") or b"").decode("latin-1")
+        if coding.strip().lower() not in ("", "identity"):
+            raise UnsupportedEncoding(coding)
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                return await self._read()
+                body = await self._read()
         except (PayloadTooLarge, InvalidRequest):
             await self._discard()
             raise
@@ -255,6 +262,7 @@ class Exchange:
             raise RequestTimeout(
                 f"The body must arrive within {BODY_SECONDS:.0f} seconds."
             ) from None
+        return without_mark(body)
 
     async def peek(self) -> bytes:
         """The request's body, which the handler that reads it next gets again.

@@ -121,6 +121,7 @@ def spliced_entries(
     return splices.raw(joined(items(parts)))
 
 
-def spliced_scores(positions: Sequence[PositionLogprobs | None]) -> list[bytes]:
-    """JSON of vLLM's `prompt_logprobs`, in pieces."""
-    return joined(items(prompt_logprobs(positions[at]) for at in slices(positions)))
+def spliced_scores(positions: Sequence[PositionLogprobs | None], most: int = -1) -> list[bytes]:
+    """JSON of vLLM's `prompt_logprobs`, in pieces, with the `most` likeliest of each position. -1:
+    all that were scored."""
+    return joined(items(prompt_logprobs(positions[at], most) for at in slices(positions)))

@@ -69,7 +69,8 @@ def check_text_length(engine: EngineClient, texts: Sequence[str]) -> None:
     if longest > limit:
         raise ContextLengthExceeded(
             f"The prompt has {longest} characters; more than {limit} cannot fit the model's "
-            f"context of {engine.max_model_len} tokens."
+            f"context of {engine.max_model_len} tokens.",
+            param="prompt",
         )
 
 

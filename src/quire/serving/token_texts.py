@@ -48,8 +48,21 @@ def token_entries(
     return entries
 
 
-def prompt_logprobs(positions: Sequence[PositionLogprobs | None]) -> list[Any]:
-    """vLLM's `prompt_logprobs`: per position null, or an object by token id."""
+def likeliest(position: PositionLogprobs, most: int) -> PositionLogprobs:
+    """The position's own token and the `most` likeliest, where more were scored. -1: all."""
+    if most < 0 or len(position) <= most:
+        return position
+    own = next(iter(position))
+    return {
+        token_id: logprob
+        for token_id, logprob in position.items()
+        if token_id == own or (logprob.rank is not None and logprob.rank <= most)
+    }
+
+
+def prompt_logprobs(positions: Sequence[PositionLogprobs | None], most: int = -1) -> list[Any]:
+    """vLLM's `prompt_logprobs`: per position null, or an object by token id, with the `most`
+    likeliest. -1: all that were scored."""
     return [
         position
         and {
@@ -58,7 +71,7 @@ def prompt_logprobs(positions: Sequence[PositionLogprobs | None]) -> list[Any]:
                 "rank": logprob.rank,
                 "decoded_token": logprob.decoded_token,
             }
-            for token_id, logprob in position.items()
+            for token_id, logprob in likeliest(position, most).items()
         }
         for position in positions
     ]

@@ -117,7 +117,9 @@ def tool_spec(
             calls can carry.
     """
     if not isinstance(name, str) or not name:
-        raise InvalidRequest(f"{where}.name must be a non-empty string.", param=f"{where}.name")
+        raise InvalidRequest(
+            f"{where}.name must be a non-empty string, got {show(name)}.", param=f"{where}.name"
+        )
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise InvalidRequest(
             f"{where}.name must be 1 to {MAX_NAME} ASCII letters, digits, `_`, `-` or `.`, "

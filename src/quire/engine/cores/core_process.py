@@ -260,6 +260,9 @@ class EngineCoreProcess:
         self._put(frame)
 
     def _fail(self, kind: str, message: str, advice: str = "") -> int:
+        # Before the message: whoever gets it points to the log, and may end, and this process
+        # with it.
+        flush_logs()
         self._send(Failure(self.epoch, self._number, message, kind, advice))
         self._outbox.put(None)
         self._writer.join(timeout=2)

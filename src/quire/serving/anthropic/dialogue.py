@@ -35,7 +35,8 @@ from quire.serving.tools import Mode, ToolChoice, ToolSpec, ToolUse, tool_spec, 
 
 ROLES: Final = ("user", "assistant", "system")
 FORM: Final = FieldNames(
-    {ENGINE: "output_config.format", f"{ENGINE}.json": "output_config.format.schema"}
+    {ENGINE: "output_config.format", f"{ENGINE}.json": "output_config.format.schema"},
+    others={"prompt": "messages"},
 )
 LEAST_BUDGET: Final = 1024
 """Anthropic's lower limit of `thinking.budget_tokens`."""

@@ -19,6 +19,7 @@ from quire.params import SamplingParams
 from quire.serving.checks import check_labels, make_params
 from quire.serving.decode import Unsupported, refused
 from quire.serving.exchange import Exchange
+from quire.serving.field_names import FieldNames
 from quire.serving.generation import Generation, generate
 from quire.serving.large_json import Splices, glued, made, spliced_entries, spliced_scores
 from quire.serving.limits import SCORED, check_prompts
@@ -33,6 +34,9 @@ from quire.serving.turns import Batch, Begin, ModelTurn, PromptInfo, num_candida
 from quire.serving.unread_fields import unread_fields
 
 KNOWN: Final = tuple(name for name in SamplingParams.__struct_fields__ if name not in FILLED_IN)
+OWN_NAMES: Final = FieldNames(
+    others={"prompt": "token_ids", **{name: f"sampling_params.{name}" for name in KNOWN}}
+)
 
 
 class TokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -84,6 +88,7 @@ async def generate_tokens(exchange: Exchange) -> None:
         exchange.client(None),
         exchange.trace_headers(),
         exchange.deadline,
+        OWN_NAMES,
     )
     reader = TurnReader(params, tokens=True)
     texts = TokenTexts(engine.tokenizer, False)

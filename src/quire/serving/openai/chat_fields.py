@@ -5,7 +5,7 @@ each of them is to the engine. Knows no route and no reply.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from quire.bounds import read_field
 from quire.errors import InvalidRequest
@@ -24,6 +24,9 @@ from quire.serving.parsing import Parsing
 from quire.serving.prompts import encode
 from quire.serving.server_state import ServedModel, require_runner
 from quire.serving.tools import ToolUse
+
+OWN_NAMES: Final = {"prompt": "messages", "logprobs": "top_logprobs"}
+"""What chat calls fields of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ def read_fields(
     )
     shows = params.num_logprobs is not None or request.return_token_ids or usage_each(request)
     names = call_names(tools) if tools.constrains else constraint_names(request)
+    names = names.beside(OWN_NAMES)
     return ChatFields(priority, max_tokens, tools, variables, params, names, bool(shows))
 
 
@@ -114,7 +118,8 @@ async def read_conversation(
         fields.variables,
         place,
     )
-    ids = await _encode(engine, prompt, request, fields)
+    with fields.names.beside({**OWN_NAMES, "prompt": place}).told():
+        ids = await _encode(engine, prompt, request, fields)
     goes_on = bool(request.continue_final_message)
     parsing, params = served.parsers.parsing(
         prompt,

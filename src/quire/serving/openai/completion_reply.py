@@ -52,13 +52,19 @@ class CompletionReply:
     def prompt_scores(self, prompt: PromptInfo) -> list[bytes]:
         """`prompt_logprobs` of a prompt that was scored, made once for all choices."""
         if prompt.index not in self.scores:
-            self.scores[prompt.index] = spliced_scores(prompt.logprobs or [])
+            # An echo may have asked for more of them.
+            most = self.request.prompt_logprobs
+            self.scores[prompt.index] = spliced_scores(
+                prompt.logprobs or [], -1 if most is None else most
+            )
         return self.scores[prompt.index]
 
     def echoed_logprobs(self, prompt: PromptInfo) -> tuple[TextLogprobs, dict[str, list[bytes]]]:
         """`logprobs` of an echoed prompt as JSON, made once for all choices."""
         if prompt.index not in self.echoed:
-            made = TextLogprobs(self.texts)
+            # `prompt_logprobs` may have asked for more of them.
+            most = self.request.logprobs
+            made = TextLogprobs(self.texts, -1 if most is None else most)
             found = made.items(prompt.token_ids, prompt.logprobs or [])
             self.echoed[prompt.index] = made, found
         return self.echoed[prompt.index]
@@ -122,7 +128,10 @@ def _piece(reply: CompletionReply, turn: ModelTurn) -> dict[str, Any]:
 def _logprobs(reply: CompletionReply, turn: ModelTurn) -> dict[str, Any] | None:
     if not reply.shows_logprobs:
         return None
-    own = reply.logprobs.setdefault(turn.choice, TextLogprobs(reply.texts))
+    own = reply.logprobs.get(turn.choice)
+    if own is None:
+        echo = reply.echoes[turn.prompt.index] if turn.prompt else ""
+        own = reply.logprobs[turn.choice] = TextLogprobs(reply.texts, offset=len(echo))
     ids, positions = turn.token_ids, turn.logprobs or []
     if turn.prompt and reply.request.echo and turn.prompt.logprobs is not None:
         before, echoed = reply.echoed_logprobs(turn.prompt)

@@ -12,7 +12,7 @@ from quire.serving.large_json import (
     slices,
     spliced_entries,
 )
-from quire.serving.token_texts import FLOOR, TokenTexts, finite
+from quire.serving.token_texts import FLOOR, TokenTexts, finite, likeliest
 
 
 def chat_logprobs(
@@ -34,11 +34,17 @@ class TextLogprobs:
 
     `token_logprobs[i]` and the matching value in `top_logprobs[i]` come from the same number, so
     that comparing them for equality tells whether a token was the likeliest.
+
+    Args:
+        texts: How tokens are spelled.
+        most: How many of the likeliest tokens are shown, where more were scored. -1: all.
+        offset: Characters of the choice's text before the first token.
     """
 
-    def __init__(self, texts: TokenTexts) -> None:
+    def __init__(self, texts: TokenTexts, most: int = -1, offset: int = 0) -> None:
         self._texts = texts
-        self._offset = 0
+        self._most = most
+        self._offset = offset
 
     def follow(self, before: TextLogprobs) -> None:
         """Go on where another object ended."""
@@ -82,7 +88,7 @@ class TextLogprobs:
         """Candidates by text. Several ids may share a text (parts of a character); the likeliest
         counts."""
         top: dict[str, float] = {}
-        for token_id, logprob in position.items():
+        for token_id, logprob in likeliest(position, self._most).items():
             text = self._texts.spell(token_id, logprob)
             top[text] = max(finite(logprob.logprob), top.get(text, FLOOR))
         return top

@@ -16,7 +16,7 @@ from quire.serving.conversation import render_chat
 from quire.serving.engine_protocol import EngineClient
 from quire.serving.exchange import Exchange
 from quire.serving.limits import INPUTS
-from quire.serving.pooling.results import Prompt
+from quire.serving.pooling.results import Prompt, prompt_names
 from quire.serving.pooling.schema import InputRequest, PoolingBase
 from quire.serving.prompts import TEXT_MARGIN, check_ids, encode_all, off_loop
 from quire.serving.server_state import require_runner
@@ -128,7 +128,8 @@ async def _texts(
     """Token ids of texts, cut as the request wants."""
     keep, side = _keep(request, engine), request.truncation_side or "right"
     if keep is None:
-        return await encode_all(engine, texts, special)
+        with prompt_names(request).told():
+            return await encode_all(engine, texts, special)
     tokenizer = engine.tokenizer
 
     def work() -> list[list[int]]:

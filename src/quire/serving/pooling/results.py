@@ -12,7 +12,8 @@ from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.params import PoolingParams
 from quire.serving.engine_protocol import EngineClient, OutputStream
 from quire.serving.exchange import Exchange
-from quire.serving.pooling.schema import PoolingBase
+from quire.serving.field_names import AS_THE_ENGINE, FieldNames
+from quire.serving.pooling.schema import InputRequest, PoolingBase
 from quire.serving.submission import Submission, request_failed, submitted
 
 Result = PoolingRequestOutput[PoolingOutput]
@@ -24,6 +25,13 @@ class Prompt:
 
     token_ids: list[int]
     params: PoolingParams
+
+
+def prompt_names(request: PoolingBase) -> FieldNames:
+    """What a request calls its prompts. Texts of a score come from several fields."""
+    if not isinstance(request, InputRequest):
+        return AS_THE_ENGINE
+    return FieldNames(others={"prompt": "input" if request.messages is None else "messages"})
 
 
 async def pool(
@@ -49,6 +57,7 @@ async def pool(
         exchange.client(request.user),
         exchange.trace_headers(),
         exchange.deadline,
+        prompt_names(request),
     )
     async with submitted(exchange.state, engine, submission, exchange.durable) as streams:
         return [await _last(stream) for stream in streams]

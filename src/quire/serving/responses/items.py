@@ -151,7 +151,9 @@ class TurnsOfItems:
             arguments = None
         if not isinstance(arguments, dict):
             raise InvalidRequest(
-                f"{where}.arguments must be a JSON object in a string.", param=f"{where}.arguments"
+                f"{where}.arguments must be a JSON object in a string, got "
+                f"{show(item['arguments'])}.",
+                param=f"{where}.arguments",
             )
         function = {"name": item["name"], "arguments": arguments}
         call = {"id": item["call_id"], "type": "function", "function": function}

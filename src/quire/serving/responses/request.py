@@ -63,7 +63,10 @@ SAMPLING: Final = (
     "thinking_token_budget",
 )  # fmt: skip
 """Fields that have the same name and meaning in `SamplingParams`."""
-FORM: Final = FieldNames({ENGINE: "text.format", f"{ENGINE}.json": "text.format.schema"})
+FORM: Final = FieldNames(
+    {ENGINE: "text.format", f"{ENGINE}.json": "text.format.schema"},
+    others={"prompt": "input", "logprobs": "top_logprobs"},
+)
 _HEX: Final = re.compile("[0-9a-f]{32}")
 MAX_KEY, MAX_VALUE = 64, 512
 """Characters of a key and a value of `metadata`."""
