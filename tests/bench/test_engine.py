@@ -13,7 +13,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.bench.engine.limit import ModelWork, codes_of, limit
-from quire.bench.engine.measure import measure
+from quire.bench.engine.measure import measure, warm_up
 from quire.bench.engine.options import CASES, Case, EngineBenchOptions
 from quire.bench.engine.rounded_copy import write_rounded
 from quire.bench.engine.text import engine_text
@@ -111,6 +111,7 @@ def test_the_largest_case_is_run_first_and_not_counted(contest: Contest, tmp_pat
     )
     contest.start("quire", "bf16", "", [sys.executable, "-c", text], {})
     cases = {"one": Case(1, 4, 5), "large": Case(8, 4, 5), "long": Case(1, 9, 5)}
+    warm_up(contest.workers, cases)
     report = measure(contest.workers, cases, 2, Paper())
     jobs = [json.loads(line) for line in told.read_text().splitlines()]
     assert [job["prompts"] for job in jobs] == [8, 1, 1, 8, 8, 1, 1]
@@ -146,6 +147,30 @@ def test_the_first_setting_alone_starts_no_other(contest: Contest, tmp_path: Pat
         first, {"llama": program(tmp_path / "llama", PEER)}, ["bf16", "int8", "fp8"], tmp_path
     )
     assert [worker.name for worker in first.workers] == ["llama bf16 split", "llama int8 split"]
+
+
+def test_an_engine_that_ends_leaves_the_cases_that_are_done(
+    contest: Contest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Such as one that the system kills when memory runs out."""
+    contest.start("quire", "bf16", "", constant(0.1), {})
+    text = "import json, sys\nprint('{}', flush=True)\nfor i in range(2):\n sys.stdin.readline()\n"
+    text += " print(json.dumps({'seconds': 1.0}), flush=True)\nsys.exit('no memory')"
+    contest.start("x", "bf16", "", [sys.executable, "-c", text], {})
+    cases = {"one": Case(1, 4, 5), "two": Case(2, 4, 5)}
+    report = measure(contest.workers, cases, 2, Paper())
+    assert list(report["results"]) == list(report["ratios"]) == ["one"]
+    assert report["ended"] == "x bf16 ended; it said last: no memory"
+    at_once = BenchedEngine("y", "bf16", "", [sys.executable, "-c", "print('{}')"], {}, 100)
+    with pytest.raises(StartupError, match="y bf16 ended"):
+        measure([contest.workers[0], at_once], cases, 2, Paper())
+
+    told = {**report, "model": "m", "version": "1", "rounds": 2, "interrupted": True}
+    monkeypatch.setattr("quire.cli.benches.engine._measured", lambda model, options: told)
+    path = tmp_path / "kept.json"
+    assert main(["--output-json", str(path)]) == 1
+    assert "before this: x bf16 ended; it said last: no memory" in capsys.readouterr().err
+    assert list(json.loads(path.read_text())["results"]) == ["one"]
 
 
 def test_a_peer_that_ends_is_an_error_with_its_last_words(contest: Contest, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Llama against a dense forward in float64, over the variants of the family."""
 
+import math
 import random
 
 import pytest
@@ -120,6 +121,11 @@ def test_llama3_scaling_keeps_short_waves_and_stretches_long_ones():
             "must be one of default, linear, ntk, .*got 'yarnn'; did you mean 'yarn'",
         ),
         ({"rope_type": "linear"}, "needs 'factor' as a positive number, got None"),
+        ({"type": "yarn", "factor": math.inf}, "needs 'factor' as a positive number, got inf"),
+        (
+            {"type": "longrope", "short_factor": [math.inf] * 8, "long_factor": [1.0] * 8},
+            r"needs 'short_factor' as \d+ positive numbers, got \[inf",
+        ),
         ({**LLAMA3, "low_freq_factor": 4.0}, "low_freq_factor equals high_freq_factor"),
         ({"rope_type": "ntk", "factor": 1e308}, "'ntk'.*out of range"),
         ({"rope_type": "yarn", "original_max_position_embeddings": 0.5}, "'yarn'.*by zero"),

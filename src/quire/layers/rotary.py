@@ -226,7 +226,8 @@ def _longrope(rope: Rope) -> tuple[Tensor, float]:
 def _number(rope: Rope, name: str, default: float | None = None) -> float:
     value = rope.scaling.get(name)
     value = default if value is None else value
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
         raise ModelLoadError(f"rope_scaling needs {name!r} as a positive number, got {value!r}")
     return float(value)
 
@@ -234,7 +235,11 @@ def _number(rope: Rope, name: str, default: float | None = None) -> float:
 def _numbers(rope: Rope, name: str) -> Sequence[float]:
     values = rope.scaling.get(name)
     count = rope.dim // 2
-    if not isinstance(values, list) or len(values) != count or not all(v > 0 for v in values):
+    if (
+        not isinstance(values, list)
+        or len(values) != count
+        or not all(0 < v < math.inf for v in values)
+    ):
         raise ModelLoadError(
             f"rope_scaling needs {name!r} as {count} positive numbers, got {values!r:.60}"
         )

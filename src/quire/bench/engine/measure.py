@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 from quire.bench.engine.limit import limit
 from quire.bench.engine.options import Case
 from quire.bench.engine.workers import BenchedEngine
+from quire.errors import StartupError
 from quire.kernels.compiled import choose_isa, set_num_threads
 from quire.kernels.probe import Probe, Rates
 from quire.utils.host import available_cores
@@ -59,6 +60,18 @@ class MachinePaper:
         return limit(case, work, rates)
 
 
+def warm_up(workers: Sequence[BenchedEngine], cases: Mapping[str, Case]) -> None:
+    """Run the largest case once on each engine: the first run of any engine is slower, and memory
+    that the system gives when it is first touched would count in whatever case touches it.
+
+    Raises:
+        StartupError: an engine ended.
+    """
+    largest = max(cases.values(), key=lambda case: case.held)
+    for worker in workers:
+        worker.run_once(largest, 7)
+
+
 def measure(
     workers: Sequence[BenchedEngine],
     cases: Mapping[str, Case],
@@ -68,38 +81,39 @@ def measure(
     pause: float = 0.0,
     seen: Seen = lambda what, done, total: None,
 ) -> dict[str, Any]:
-    """Everything of one run.
+    """Everything of one run, after `warm_up`.
 
     Args:
         workers: quire's first, one for each format.
-        cases: By name. The largest is run once before all, on each worker, and not counted.
+        cases: By name.
         rounds: In which each worker runs a case once.
         paper: The limit.
         pause: Seconds before each run.
         seen: Hears how far it is.
 
+    Returns:
+        Also if an engine ends (`ended` says which and why) or the user interrupts: then of the
+        cases that were done.
+
     Raises:
-        StartupError: an engine ended.
-        KeyboardInterrupt: before the first case was done; later, the cases that are done are what
-            is given.
+        StartupError: an engine ended before the first case was done.
+        KeyboardInterrupt: as early.
     """
-    largest = max(cases.values(), key=lambda case: case.held)
-    for worker in workers:
-        # The first run of any engine is slower; and memory that the system gives when it is first
-        # touched would count in whatever case touches it.
-        worker.run_once(largest, 7)
     results: dict[str, Any] = {}
+    ended = ""
     for seed, (name, case) in enumerate(cases.items()):
         try:
             results[name] = _case(
                 workers, case, seed, rounds, paper, pause, functools.partial(seen, name)
             )
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, StartupError) as stop:
             if not results:
                 raise
+            ended = str(stop)
             break
     ratios = {name: _ratios(rows) for name, rows in results.items()}
     return {
+        "ended": ended,
         "machine": machine(),
         "versions": {worker.name: worker.about for worker in workers},
         "ready_seconds": {worker.name: round(worker.ready_seconds, 2) for worker in workers},

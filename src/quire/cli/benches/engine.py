@@ -63,8 +63,10 @@ def main(arguments: Sequence[str]) -> int:
     print(engine_text(report))
     write_json(namespace.output_json, report)
     if report["interrupted"]:
-        print("interrupted: these are the cases that were done", file=sys.stderr)
-    return 130 if report["interrupted"] else 0
+        why = report["ended"] or "interrupted"
+        print(f"these are the cases that were done before this: {why}", file=sys.stderr)
+        return 1 if report["ended"] else 130
+    return 0
 
 
 def scarce(free: int) -> str | None:
@@ -79,7 +81,7 @@ def scarce(free: int) -> str | None:
 
 
 def _measured(model: str, options: EngineBenchOptions) -> dict[str, Any]:
-    from quire.bench.engine.measure import MachinePaper, measure
+    from quire.bench.engine.measure import MachinePaper, measure, warm_up
     from quire.bench.engine.workers import Contest, start_own, start_peers
     from quire.config import EngineConfig
     from quire.config.locate import located
@@ -96,6 +98,7 @@ def _measured(model: str, options: EngineBenchOptions) -> dict[str, Any]:
         stack.callback(contest.close)
         start_own(contest, options.kept)
         start_peers(contest, options.peers, options.kept, Path(folder))
+        warm_up(contest.workers, cases)
         if (warning := scarce(available_memory())) is not None:
             print(warning, file=sys.stderr)
         progress = stack.enter_context(CommandProgress())
