@@ -101,8 +101,9 @@ def test_every_decision_is_found_again(tmp_path: Path) -> None:
     assert {request.finish for request in trace.requests} >= {"abort", "length", "stop"}
 
 
-async def begin(url: str, count: int) -> None:
-    """Resumable streams, some of the same prompt, of which each has brought some tokens."""
+async def begin(url: str, count: int, journal: Path) -> None:
+    """Resumable streams, some of the same prompt, of which each has brought some tokens that the
+    journal has. It gathers them for a while before it writes."""
     begun = [asyncio.Event() for _ in range(count)]
 
     async def one(client: httpx.AsyncClient, i: int) -> None:
@@ -122,15 +123,29 @@ async def begin(url: str, count: int) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, headers=headers) as client:
         tasks = [asyncio.create_task(one(client, i)) for i in range(count)]
         await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), PATIENCE)
+        for _ in range(2):  # the first may have begun before
+            await asyncio.wait_for(written(journal), PATIENCE)
         for task in tasks:
             task.cancel()
 
 
+async def written(journal: Path) -> None:
+    """Until there is more in the folder than now."""
+
+    def size() -> int:
+        return sum(path.stat().st_size for path in journal.rglob("*") if path.is_file())
+
+    before = size()
+    while size() <= before:
+        await asyncio.sleep(0.01)
+
+
 def test_requests_of_a_server_that_was_killed(tmp_path: Path) -> None:
     """They come with output tokens: whoever records the second server sees them begin so."""
-    path, journal = tmp_path / "t.jsonl", f"--journal-dir={tmp_path}/journal"
+    path, folder = tmp_path / "t.jsonl", tmp_path / "journal"
+    journal = f"--journal-dir={folder}"
     with serving(journal) as first:
-        asyncio.run(begin(first.url, 12))
+        asyncio.run(begin(first.url, 12, folder))
         first.process.kill()
     with serving(journal, f"--record={path}") as second:
         assert second.url

@@ -149,7 +149,7 @@ WHOLE: dict[str, bytes] = {
     "a number": b"1e999",
     "a string": b'"prompt"',
     "a list": b"[]",
-    "a byte-order mark": b"\xef\xbb\xbf{}",
+    "two byte order marks": b"\xef\xbb\xbf\xef\xbb\xbf{}",
     "UTF-16": '{"prompt": "a"}'.encode("utf-16"),
     "Latin-1": b'{"prompt": "\xe9"}',
     "NUL bytes": b"\0" * 100,

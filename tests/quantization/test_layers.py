@@ -148,7 +148,7 @@ def test_every_format_as_a_stack(name, monkeypatch):
     weights = [torch.randn(64, K, generator=generator) * scale for scale in (0.1, 3.0)]
     written = [write(weight) for weight in weights]
     spec = LinearSpec("a.gate_up", default_ops(), torch.float32, K, (64, 64), False, leaves=2)
-    method = WEIGHT_FORMATS.get(config["quant_method"])(config).linear_method(spec)
+    method = WEIGHT_FORMATS.get(config.get("quant_method", "mlx"))(config).linear_method(spec)
     parts = [
         StoredPart(f"a.{i}", 64, {
             rest: StoredTensor(f"a.{i}.{rest}", tuple(t.shape), NAMES[t.dtype])
