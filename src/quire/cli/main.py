@@ -80,6 +80,8 @@ ABOUT = {
     "collect-env": "describe this machine and installation, for reports",
 }
 """What each command does, for the overview. One row per command."""
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""A disk or a quota that is full: the output was sent to a file."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,10 +106,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if _wants_traceback():
             raise
         return report(error)
-
-
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""A disk or a quota that is full: the output was sent to a file."""
 
 
 def _drop_output() -> None:

@@ -46,21 +46,18 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError(f"--seed must be at least 0, got {namespace.seed}")
     before, after = read_results(namespace.before), read_results(namespace.after)
     differences = compare(before, after, namespace.seed)
-    repeated = len(before) > 1
+    notes = [conclusion(differences, len(before) > 1)]
+    if loads := other_loads(before[0], after[0]):
+        notes.append(loads)
     if namespace.json:
         rows = [_row(d) for d in differences]
         print(json.dumps(rows, indent=1))
     else:
         print(table_of(differences))
-        print(conclusion(differences, repeated))
-        if loads := other_loads(before[0], after[0]):
-            print(loads)
+        print(*notes, sep="\n")
     if namespace.report:
         runs = [_run(namespace.before, before), _run(namespace.after, after)]
         title = f"{namespace.before} and {namespace.after}"
-        notes = [conclusion(differences, repeated)]
-        if loads := other_loads(before[0], after[0]):
-            notes.append(loads)
         write_report(namespace.report, title, runs, notes=notes, differences=differences)
     return 0
 
