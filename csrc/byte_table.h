@@ -1,10 +1,10 @@
 // E4M3 and E5M2 as bf16 by two tables of 128 bytes, for the upper and the lower halves of the numbers.
-// For X.isa.cpp only, of level 3, where kLooksUpBytes: AVX512_VBMI, which not every machine with BF16 has. Its instructions
+// For X.isa.cpp only, of levels 2 and 3, where kLooksUpBytes: AVX512_VBMI, which not every machine has. Its instructions
 // are written out, so that no compiler uses them elsewhere.
 #pragma once
 #include "vec.h"
 
-#if QUIRE_LEVEL >= 3
+#if QUIRE_LEVEL >= 2
 namespace quire {
 namespace QUIRE_ISA {
 

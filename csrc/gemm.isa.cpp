@@ -47,8 +47,8 @@ constexpr int64_t kNarrowBlock = kTiles ? 64 : 128;
 // The same where numbers are float32 and rows many: 64 KiB, beside which a small second-level cache has room for rows.
 constexpr int64_t kNarrowBlock32 = 256;
 // Rows for which numbers of narrow weights are made in registers, at most; and of codes of four bits.
-constexpr int64_t kInRegisters = QUIRE_LEVEL >= 3 ? 96 : QUIRE_LEVEL == 1 ? 3 : 0;
-constexpr int64_t kInRegisters4 = QUIRE_LEVEL >= 3 ? 24 : kInRegisters;
+constexpr int64_t kInRegisters = QUIRE_LEVEL >= 3 ? 96 : QUIRE_LEVEL == 2 ? 12 : QUIRE_LEVEL == 1 ? 3 : 0;
+constexpr int64_t kInRegisters4 = QUIRE_LEVEL >= 2 ? 24 : kInRegisters;
 
 // Tiles that a thread takes at a time, at most: threads then end at about the same time.
 constexpr int64_t kMostTiles = 2;
@@ -59,7 +59,10 @@ constexpr int kAtOnce = QUIRE_LEVEL >= 2 && !kTiles ? 8 : 0;
 // of a product the first one of what follows: where it were much longer than that, most of it would not be fetched.
 constexpr int64_t kAtOnceBytes = 64 << 10;
 // Rows for which numbers are made in registers once, by half of the columns at a time, at most.
-constexpr int64_t kMadeOnce = QUIRE_LEVEL >= 3 && !kTiles ? 12 : 0;
+constexpr int64_t kMadeOnce = QUIRE_LEVEL >= 2 && !kTiles ? 12 : 0;
+// Rows that pass by numbers of bf16 at once, by half of the columns at a time, at most: where these become float32 first, it is
+// done for twice as many rows at once.
+constexpr int64_t kMostNumbers = QUIRE_LEVEL == 2 ? 12 : 0;
 
 // ---- which pass takes how many rows ------------------------------------------------------------
 
@@ -79,14 +82,14 @@ template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pas
 #endif
     return coded_rows<R, 0>(b, row, sums, pass);
   }
-#if QUIRE_LEVEL >= 3
+#if QUIRE_LEVEL >= 2
   if (b.wide) return narrow_rows<R>(b, row, sums, pass);
 #elif QUIRE_LEVEL == 1
   if constexpr (R <= kInRegisters) {
     if (b.wide) return narrow_rows<R>(b, row, sums, pass);
   }
 #endif
-#if QUIRE_LEVEL >= 3
+#if QUIRE_LEVEL >= 2
   if (b.work.direct) {
     const char* next = b.next + pass * ((b.k1 - b.k0) / 8) * b.lines * 64;
     // A short block's passes go on: a longer lead did no harm there, and good with 16 rows.
@@ -109,7 +112,9 @@ template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pas
   const bool fetches = b.lines > 0 && pass * b.lines < b.all_lines;
   const char* next = fetches ? b.next + pass * ((b.k1 - b.k0) / 8) * b.lines * 64 : nullptr;
   switch (b.type) {
+#if QUIRE_LEVEL != 2  // all of these are multiplied above
     case kBF16: return tile_f32<R, kBF16>(b, row, sums, next);
+#endif
     case kF16: return tile_f32<R, kF16>(b, row, sums, next);
     default: return tile_f32<R, kF32>(b, row, sums, next);
   }
@@ -118,13 +123,10 @@ template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pas
 #if QUIRE_LEVEL >= 2 && !defined QUIRE_AMX
 // More rows than `rows` takes: kAtOnce, or kMadeOnce.
 template <int R> void more_rows(const Block& b, int64_t row, float* sums, [[maybe_unused]] int64_t pass) {
-#if QUIRE_LEVEL >= 3
   if (b.wide) return narrow_rows<R>(b, row, sums, pass);
-#endif
+  if (kMostNumbers > kAtOnce && !is_coded(*b.work.args.layer)) return rows<R>(b, row, sums, pass);
   if constexpr (R <= kAtOnce) {
-#if QUIRE_LEVEL >= 3
     if (!is_coded(*b.work.args.layer)) return tile_bf16<R, kLines>(b, row, sums, b.next);
-#endif
     tile_codes8<R, kLines>(b, row, sums, 0);
   }
 }
@@ -174,7 +176,7 @@ const char* tile_at(const Linear& layer, int64_t tile) {
 // How often rows pass by a block, each time others of them. Five and six could at once, but then arithmetic and
 // memory wait for each other: on Zen 4 two passes by short blocks, which stay in the first-level cache, are 1.03 to
 // 1.4 times as fast with one thread (docs/cpu-kernels.md); with three and four rows they are no faster.
-constexpr int64_t kMostOnce = QUIRE_LEVEL >= 3 ? 4 : kRows;
+constexpr int64_t kMostOnce = QUIRE_LEVEL >= 2 ? 4 : kRows;
 // Whether rows pass by in two tile registers at once: each tile of weights that is read is then multiplied twice, but
 // rows are read twice. More rows than these would wait for that, since the second-level cache has to give them.
 bool two_tiles(const Linear& layer, int64_t rows) {
@@ -204,7 +206,8 @@ int64_t passes_of(const Work& work, int64_t rows) {
   }
   if (at_once(work, rows)) return 1;
   if (rows > kMostOnce && rows <= kRows && by_blocks(work)) return 2;
-  const int64_t most = rows > kRows && in_registers(work, rows) && kMadeOnce > 0 ? kMadeOnce : kRows;
+  const int64_t most = rows <= kRows ? kRows : in_registers(work, rows) && kMadeOnce > 0 ? kMadeOnce
+                       : work.direct && kMostNumbers > 0 ? kMostNumbers : kRows;
   return (rows + most - 1) / most;
 }
 
@@ -419,13 +422,13 @@ const char* after_item(const GemmArgs& a, const Cut& cut, const Cut& next, int64
   return tile_at(*a.layer, (item + 1) % cut.tiles);
 }
 
-// Rows as float32, or (for vdpbf16ps) bf16 filled up to an even length.
-void widen_rows(const GemmArgs& a, const void* x, int64_t stride, bool direct, void* out,
+// Rows as float32, or in pairs, which are filled up to an even length.
+void widen_rows(const GemmArgs& a, const void* x, int64_t stride, bool in_pairs, void* out,
                 int64_t width) {
   const int64_t k = a.layer->k;
   parallel_for(a.m, 8192 / k + 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      if (direct) {
+      if (in_pairs) {
         bf16* to = static_cast<bf16*>(out) + row * width;
         const bf16* from = static_cast<const bf16*>(x) + row * stride;
         __builtin_memcpy(to, from, static_cast<size_t>(k) * 2);
@@ -483,11 +486,12 @@ Work prepared(const GemmArgs& a, int64_t most_rows) {
   const Linear& layer = *a.layer;
   if (is_coded(layer)) return quantised(a);
   const int64_t k = padded_k(layer);
-  const bool direct = QUIRE_LEVEL >= 3 && a.x_dtype == kBF16 && weight_type(layer) == kBF16;
+  const bool direct = QUIRE_LEVEL >= 2 && weight_type(layer) == kBF16 && (!kRowsInPairs || a.x_dtype == kBF16);
+  const bool in_pairs = direct && kRowsInPairs;
   const bool by_source = widens_to_f32(layer) && scales_sums(layer) && most_rows <= kFewRows;
-  if (k == layer.k && !by_source && (direct || a.x_dtype == kF32)) return {a, a.x, a.x_stride, direct, {}};
-  void* wide = scratch(2, static_cast<size_t>(a.m * k) * (direct ? 2 : 4));
-  widen_rows(a, a.x, a.x_stride, direct, wide, k);
+  if (k == layer.k && !by_source && (in_pairs || a.x_dtype == kF32)) return {a, a.x, a.x_stride, direct, {}};
+  void* wide = scratch(2, static_cast<size_t>(a.m * k) * (in_pairs ? 2 : 4));
+  widen_rows(a, a.x, a.x_stride, in_pairs, wide, k);
   return {a, wide, k, direct, {}, by_source && grow_rows(layer, static_cast<float*>(wide), a.m * k)};
 }
 
@@ -575,7 +579,7 @@ void add_experts(const TileSums& s, const Work& all, float* sums) {
     args.shares = a.shares + begin;
     args.out_rows = s.count;
     args.tile_from = s.first;
-    const int64_t bytes = all.direct ? 2 : 4;
+    const int64_t bytes = all.direct && kRowsInPairs ? 2 : 4;
     CodedRows rows = all.coded;
     rows.codes += begin * rows.stride;
     rows.scales += begin;

@@ -20,7 +20,7 @@ struct Work {
   const GemmArgs& args;
   const void* x;  // rows as the kernel reads them: bf16, or float32
   int64_t stride;
-  bool direct;  // bf16 rows and weights, vdpbf16ps
+  bool direct;  // weights of bf16, by PairRow
   CodedRows coded = {};
   bool grown = false;  // the rows are multiplied with kTimes of the source (narrow_units.h)
 };

@@ -10,11 +10,11 @@ namespace {
 
 // Rows that pass by all columns at a time, at most; more do by half of them. With 6 rows of 8-bit floats, whole columns
 // left no registers for what makes the numbers (docs/cpu-kernels.md).
-constexpr int kWholeUnits = QUIRE_LEVEL >= 3 && !kTiles ? 5 : 6;
+constexpr int kWholeUnits = QUIRE_LEVEL >= 2 && !kTiles ? 5 : 6;
 
-#if QUIRE_LEVEL >= 3
+#if QUIRE_LEVEL >= 2
 template <int R, class S>
-QUIRE_INLINE void multiply_unit(const S& source, const char* unit, const bf16* x, int64_t stride, bool, Vec (&acc)[R][4]) {
+QUIRE_INLINE void multiply_unit(const S& source, const char* unit, const PairRow* x, int64_t stride, bool, Vec (&acc)[R][4]) {
   __m512i numbers[4];
   make_unit(source, unit, numbers);
   multiply_step<R>(x, stride, numbers, acc);
@@ -33,7 +33,7 @@ QUIRE_INLINE void multiply_unit(const S& source, const char* unit, const float* 
 }
 #endif
 
-#if QUIRE_LEVEL >= 3 || QUIRE_LEVEL == 1
+#if QUIRE_LEVEL >= 1
 // Of so many bytes of a weight, those that one half of the columns fetches while it passes by as many.
 QUIRE_INLINE int64_t half_of(const Block& b, int64_t bytes) { return bytes * b.lines / b.all_lines / 2; }
 
@@ -96,7 +96,7 @@ template <int R, class S> void tile_units(S source, const Block& b, int64_t row,
   end_block<R, V>(b, row, sums, 0, acc);
 }
 
-#if QUIRE_LEVEL >= 3
+#if QUIRE_LEVEL >= 2
 // Numbers in memory, of a step, in the order of half h of a source.
 template <class S> QUIRE_INLINE void out_of_order(const bf16* w, int h, __m512i (&out)[2]) {
   alignas(64) int32_t from[kTile], to[kTile];
@@ -109,7 +109,7 @@ template <class S> QUIRE_INLINE void out_of_order(const bf16* w, int h, __m512i 
 // order of the source.
 template <int R, int h, class S> void tile_half(S source, const Block& b, int64_t row, float* sums, const char* next) {
   const Linear& layer = *b.work.args.layer;
-  const bf16* x = static_cast<const bf16*>(b.work.x) + row * b.work.stride;
+  const PairRow* x = static_cast<const PairRow*>(b.work.x) + row * b.work.stride;
   const int64_t stride = b.work.stride, group = layer.coded.group, size = group_bytes(layer), head = group_head(layer);
   const int64_t bytes = unit_bytes(layer), ahead = half_of(b, bytes);
   float* const at = sums + h * kTile / 2;
@@ -226,7 +226,7 @@ template <int R, int h, class S> void tile_half(S source, const Block& b, int64_
 
 template <int R> void narrow_rows(const Block& b, int64_t row, float* sums, int64_t pass) {
   const Linear& layer = *b.work.args.layer;
-#if QUIRE_LEVEL >= 3
+#if QUIRE_LEVEL >= 2
   const auto multiply = [&](const auto& source) {
     if constexpr (R <= kWholeUnits) tile_units<R>(source, b, row, sums, pass);
     else tile_halves<R>(source, b, row, sums, pass);

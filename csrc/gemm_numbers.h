@@ -10,8 +10,9 @@ namespace QUIRE_ISA {
 
 namespace {
 
+#if QUIRE_LEVEL >= 2
+// Two k of V vectors of columns.
 #if QUIRE_LEVEL >= 3
-// Two k of 64 columns.
 template <int R, int V>
 QUIRE_INLINE void multiply_step(const bf16* const x, int64_t stride, const __m512i (&w)[V], Vec (&acc)[R][V]) {
   QUIRE_EACH for (int r = 0; r < R; ++r) {
@@ -21,8 +22,24 @@ QUIRE_INLINE void multiply_step(const bf16* const x, int64_t stride, const __m51
     QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j].v = _mm512_dpbf16_ps(acc[r][j].v, a, (__m512bh)w[j]);
   }
 }
+#else
+QUIRE_INLINE Vec one_of(__m512i pair, int which) {
+  return {_mm512_castsi512_ps(which ? _mm512_and_si512(pair, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(pair, 16))};
+}
 template <int R, int V>
-QUIRE_INLINE void step_bf16(const bf16* const x, int64_t stride, const bf16* w, Vec (&acc)[R][V]) {
+QUIRE_INLINE void multiply_step(const float* const x, int64_t stride, const __m512i (&w)[V], Vec (&acc)[R][V]) {
+  QUIRE_EACH for (int k = 0; k < 2; ++k) {
+    Vec b[V];
+    QUIRE_EACH for (int j = 0; j < V; ++j) b[j] = one_of(w[j], k);
+    QUIRE_EACH for (int r = 0; r < R; ++r) {
+      const Vec a = splat(x[r * stride + k]);
+      QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = fma(a, b[j], acc[r][j]);
+    }
+  }
+}
+#endif
+template <int R, int V>
+QUIRE_INLINE void step_bf16(const PairRow* const x, int64_t stride, const bf16* w, Vec (&acc)[R][V]) {
   __m512i b[V];
   QUIRE_EACH for (int j = 0; j < V; ++j) b[j] = _mm512_loadu_si512(w + 32 * j);
   multiply_step<R>(x, stride, b, acc);
@@ -32,7 +49,7 @@ QUIRE_INLINE void step_bf16(const bf16* const x, int64_t stride, const bf16* w, 
 template <int R, int P>
 void tile_bf16(const Block& b, int64_t row, float* sums, const char* next) {
   constexpr int V = whole_vectors(R);
-  const bf16* x = static_cast<const bf16*>(b.work.x) + row * b.work.stride;
+  const PairRow* x = static_cast<const PairRow*>(b.work.x) + row * b.work.stride;
   const int64_t stride = b.work.stride, k1 = b.k1;
   for (int64_t column = 0; column < kTile; column += V * kLanes) {
     float* at = sums + column;

@@ -1,8 +1,9 @@
 // Instruction sets: which there are, which one runs, and how a kernel is declared for all.
 //
 // A file X.isa.cpp is compiled once per instruction set, with QUIRE_ISA (a namespace name) and
-// QUIRE_LEVEL (0 portable, 1 AVX2+FMA+F16C, 2 AVX-512 F/BW/DQ/VL, 3 with VNNI and BF16). AVX-VNNI is
-// level 1 with QUIRE_VNNI, AMX level 3 with QUIRE_AMX. Its code stands in `namespace quire::QUIRE_ISA`. Two rules keep the wrong code from running on an old
+// QUIRE_LEVEL (0 portable, 1 AVX2+FMA+F16C, 2 AVX-512 F/BW/DQ/VL, 3 with BF16). QUIRE_VNNI says that bytes are
+// multiplied in one step: levels 1 and 2 have sets with and without, level 3 always has it. AMX is level 3 with
+// QUIRE_AMX. Its code stands in `namespace quire::QUIRE_ISA`. Two rules keep the wrong code from running on an old
 // machine: such a file instantiates no template and calls no inline function of the standard
 // library (the linker would keep one copy of any instruction set), and its own helpers are
 // `static` or in that namespace.
@@ -18,13 +19,13 @@
 
 namespace quire {
 
-enum Isa { kPortable = 0, kAvx2 = 1, kAvxVnni = 2, kAvx512 = 3, kAvx512Bf16 = 4, kAmx = 5, kNumIsas = 6 };
+enum Isa { kPortable, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAvx512Bf16, kAmx, kNumIsas };
 
 // Name as in QUIRE_CPU_ISA.
 const char* isa_name(int isa);
 // Whether this machine and this build have it.
 bool has_isa(int isa);
-// The best one that this machine runs.
+// The best one that this machine runs: mostly the last one that it has.
 int best_isa();
 // The one that kernels use now; best_isa() at first.
 int active_isa();
@@ -48,13 +49,15 @@ extern const bool kLooksUpBytes;
   namespace avx2 { void name signature; }      \
   namespace avx_vnni { void name signature; }  \
   namespace avx512 { void name signature; }    \
+  namespace avx512_vnni { void name signature; } \
   namespace avx512_bf16 { void name signature; } \
   namespace amx { void name signature; }
 #define QUIRE_PICK(name)                                                           \
   (::quire::pick(&::quire::portable::name, &::quire::avx2::name, &::quire::avx_vnni::name, \
-                 &::quire::avx512::name, &::quire::avx512_bf16::name, &::quire::amx::name))
-template <class F> static inline F pick(F a, F b, F c, F d, F e, F f) {
-  const F all[] = {a, b, c, d, e, f};
+                 &::quire::avx512::name, &::quire::avx512_vnni::name, &::quire::avx512_bf16::name, \
+                 &::quire::amx::name))
+template <class F> static inline F pick(F a, F b, F c, F d, F e, F f, F g) {
+  const F all[] = {a, b, c, d, e, f, g};
   return all[active_isa()];
 }
 #else

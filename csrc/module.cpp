@@ -24,9 +24,10 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);
   m.doc() = "Compiled kernels. Tensors are passed as addresses; see quire/kernels/native.py.";
   m.def("isas", [] {
-    std::vector<std::string> names;
-    for (int isa = quire::best_isa(); isa >= 0; --isa)
-      if (quire::has_isa(isa)) names.push_back(quire::isa_name(isa));
+    const int best = quire::best_isa();
+    std::vector<std::string> names{quire::isa_name(best)};
+    for (int isa = quire::kNumIsas - 1; isa >= 0; --isa)
+      if (isa != best && quire::has_isa(isa)) names.push_back(quire::isa_name(isa));
     return names;
   }, "Instruction sets that this machine runs, best first.");
   m.def("isa", [] { return std::string(quire::isa_name(quire::active_isa())); },

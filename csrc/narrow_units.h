@@ -1,7 +1,7 @@
 // Codes of narrow weights as numbers, in registers. For X.isa.cpp only. Layout: widen.h.
 //
-// A source makes the 128 numbers of a unit: `begin` reads the scales of a group. On AVX512_BF16 it says whether this
-// source can make the group's numbers, and `unit` makes all of a unit, as bf16; on AVX2 `numbers` hands them on as float32,
+// A source makes the 128 numbers of a unit: `begin` reads the scales of a group. On AVX-512 it says whether this
+// source can make the group's numbers, and `half` makes those of half a unit, as bf16; on AVX2 `numbers` hands them on as float32,
 // eight columns at a time. The columns may be out of order, and `put_in_order` brings sums to theirs.
 #pragma once
 #include "byte_table.h"
@@ -337,7 +337,7 @@ static inline void put_sums_in_order(const Linear& layer, float* sums, int64_t r
 
 #endif
 
-#if QUIRE_LEVEL >= 3
+#if QUIRE_LEVEL >= 2
 
 // half(unit, h, out) makes vectors 2 h and 2 h + 1 of a unit's four.
 template <class S> QUIRE_INLINE void make_unit(const S& source, const char* unit, __m512i (&out)[4]) {
@@ -349,7 +349,7 @@ template <class S> QUIRE_INLINE void make_unit(const S& source, const char* unit
 
 // What sources of E4M3 have in common: columns are in order, and scales belong to the sums.
 struct E4M3InOrder {
-  using Row = bf16;
+  using Row = PairRow;
   static constexpr bool kScalesSums = true, kDeinterleaved = false, kInOrder = true;
   inline __attribute__((always_inline)) bool begin(const char*) { return true; }
   static inline __attribute__((always_inline)) void put_in_order(Vec (&)[4]) {}
@@ -385,9 +385,13 @@ struct E4M3Table : E4M3InOrder {
   }
 };
 
+// The smallest scale of a group whose numbers PowerUnits and PowerColumns make: 0 is no power, and half of a smaller one than
+// 2**-125 is denormal, which pairs of bf16 take for 0 and float32 does not.
+constexpr char kLeastPower = QUIRE_LEVEL >= 3 ? 1 : 2;
+
 // Codes that are_powers, by whole numbers alone, with the bits of a product rounded.
 struct PowerUnits {
-  using Row = bf16;
+  using Row = PairRow;
   static constexpr bool kScalesSums = false, kDeinterleaved = false;
   __m512i all, low, high, shifts[2], exponents[4];
 
@@ -406,7 +410,7 @@ struct PowerUnits {
       const __m512i grown = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(127)), 7);
       exponents[m] = _mm512_mask_mov_epi16(_mm512_slli_epi32(grown, 16), 0x55555555u, grown);
     }
-    return _mm512_test_epi8_mask(by, by) == ~__mmask64{0};  // no scale is 0
+    return _mm512_cmpge_epu8_mask(by, _mm512_set1_epi8(kLeastPower)) == ~__mmask64{0};
   }
   inline __attribute__((always_inline)) void half(const char* p, int h, __m512i (&out)[2]) const {
     const __m512i words = _mm512_permutexvar_epi16(h ? high : low, _mm512_loadu_si512(p));
@@ -423,7 +427,7 @@ struct PowerUnits {
 // A number's magnitude is kept larger by kept_more, so that what a scale takes from it leaves 0 of 0, by saturation, and
 // the sign, above the magnitude, is left alone. There is no -0 in the table (`native_narrow.py`).
 struct PowerColumns {
-  using Row = bf16;
+  using Row = PairRow;
   static constexpr bool kScalesSums = false, kDeinterleaved = false, kInOrder = false;
   __m512i above, below;         // bytes of the numbers, by code
   __m512i turned, from[2];      // orders of bytes, and of scales
@@ -450,8 +454,8 @@ struct PowerColumns {
       taken[2 * half] = _mm512_sub_epi16(most, _mm512_slli_epi16(_mm512_and_si512(two, one), 7));
       taken[2 * half + 1] = _mm512_sub_epi16(most, _mm512_slli_epi16(_mm512_srli_epi16(two, 8), 7));
     }
-    // No scale is 0, nor so large that something would be added.
-    const __m512i least = _mm512_set1_epi8(1), largest = _mm512_set1_epi8(static_cast<char>(127 + (kept_more - 1) / 128));
+    // None is so large that something would be added.
+    const __m512i least = _mm512_set1_epi8(kLeastPower), largest = _mm512_set1_epi8(static_cast<char>(127 + (kept_more - 1) / 128));
     return (_mm512_cmplt_epu8_mask(scales, least) | _mm512_cmpgt_epu8_mask(scales, largest)) == 0;
   }
   inline __attribute__((always_inline)) void half(const char* p, int h, __m512i (&out)[2]) const {

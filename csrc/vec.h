@@ -259,6 +259,15 @@ QUIRE_INLINE Vec only(uint32_t bits, Vec a, float rest) {
 
 constexpr uint32_t kAllLanes = (1u << kLanes) - 1u;
 
+// Rows that are multiplied with weights in pairs of bf16 (two k of a column side by side): pairs as well, where one instruction
+// multiplies these; else float32.
+constexpr bool kRowsInPairs = QUIRE_LEVEL >= 3;
+#if QUIRE_LEVEL >= 3
+using PairRow = bf16;
+#else
+using PairRow = float;
+#endif
+
 // Memory of any element type, chosen at compile time: Memory<kBF16>::load(p, i).
 template <int D> struct Memory;
 template <> struct Memory<kF32> {

@@ -263,12 +263,21 @@ CPU_ISA: Annotated[
         _one_of(
             {
                 name: name
-                for name in ("auto", "amx", "avx512_bf16", "avx512", "avx_vnni", "avx2", "portable")
+                for name in (
+                    "auto",
+                    "amx",
+                    "avx512_bf16",
+                    "avx512_vnni",
+                    "avx512",
+                    "avx_vnni",
+                    "avx2",
+                    "portable",
+                )
             }
         ),
         "auto",
         "Instruction set of the native kernels: `auto` (the best here), `amx`, `avx512_bf16`, "
-        "`avx512`, `avx_vnni`, `avx2` or `portable`.",
+        "`avx512_vnni`, `avx512`, `avx_vnni`, `avx2` or `portable`.",
     ),
 ]
 CPU_OMP_THREADS_BIND: Annotated[

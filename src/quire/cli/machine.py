@@ -67,6 +67,7 @@ def _environment() -> Check:
 _ISAS: Final = (
     (("amx_bf16", "amx_int8", "avx512_bf16"), "AMX"),
     (("avx512_bf16",), "AVX-512 with bfloat16"),
+    (("avx512f", "avx512bw", "avx512_vnni"), "AVX-512 with VNNI"),
     (("avx512f", "avx512bw"), "AVX-512"),
     (("avx2", "fma", "avx_vnni"), "AVX2 with AVX-VNNI"),
     (("avx2", "fma"), "AVX2"),

@@ -50,6 +50,10 @@ lib: Final[Any] = _import()
 """The module, or `None`."""
 
 
+ISAS: Final = ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx_vnni", "avx2", "portable")
+"""All instruction sets; each has what those after it have."""
+
+
 def available_isas() -> list[str]:
     """Instruction sets that the kernels can use here, best first; empty without the module."""
     return [] if lib is None else list(lib.isas())
@@ -60,14 +64,14 @@ def choose_isa() -> str:
 
     Says so once. Without the variable: the best.
     """
-    order = ("amx", "avx512_bf16", "avx512", "avx_vnni", "avx2", "portable")
     wanted = envs.CPU_ISA
     here = available_isas()
-    if wanted == "auto":
-        chosen = here[0]
+    if wanted in here:
+        chosen = wanted
     else:
-        chosen = next(isa for isa in order[order.index(wanted) :] if isa in here)
-        if chosen != wanted:
+        slower = ISAS[ISAS.index(wanted) :] if wanted != "auto" else ISAS
+        chosen = next(isa for isa in here if isa in slower)
+        if wanted != "auto":
             logger.warning("this machine cannot run %s kernels: using %s", wanted, chosen)
     lib.set_isa(chosen)
     return chosen
