@@ -43,6 +43,8 @@ struct InPairs {
   using W = bf16;
   static constexpr int64_t kStep = 2, kRows = 1;
 };
+#endif
+#ifdef QUIRE_LONG_DOTS
 struct Digits {
   using Q = int8_t;
   using W = uint8_t;
@@ -50,11 +52,19 @@ struct Digits {
 };
 #endif
 
+// Whether keys and values are pairs of bf16, or become such.
+[[maybe_unused]] bool in_pairs(const AttentionArgs& a) {
+  const int kept = a.keys.dtype;
+  return (kept == kBF16 || kept == kE4M3 || kept == kE5M2) && a.layer->key_dim % 2 == 0;
+}
+
 template <class Path> class Attend {
   using Q = typename Path::Q;
   using W = typename Path::W;
   static constexpr int64_t kStep = Path::kStep, kRows = Path::kRows;
   static constexpr bool floats = kStep == 1, digits = kStep == 4;
+  // Whether rows are multiplied with pairs of bf16, where keys and values are such.
+  static constexpr bool kPaired = QUIRE_LEVEL >= 2 && __is_same(Q, PairRow);
 
  public:
   Attend(const AttentionArgs& args, const AttentionTile& tile)
@@ -64,8 +74,8 @@ template <class Path> class Attend {
     width = padded_dim(layer.value_dim);
     heads = t.kv_head_end - t.kv_head;
     q_stride = (layer.key_dim + kStep - 1) / kStep * kStep;
-#if QUIRE_LEVEL >= 3
-    few = !floats && rows <= kFewRows && layer.key_dim <= kQueryStride && (!kTiles || digits);
+#if QUIRE_LEVEL >= 2
+    few = rows <= kFewRows && layer.key_dim <= kQueryStride && (digits || (!kTiles && kPaired && in_pairs(a)));
     if (few) q_stride = kQueryStride;
 #ifdef QUIRE_AMX
     if (!floats && !digits && rows <= kFewTileRows && in_few_tiles(a.keys.dtype))
@@ -81,10 +91,9 @@ template <class Path> class Attend {
   void run(const AttentionTile* later, int64_t& fetched) {
     load_queries();
     if (!t.parts) start();
-    if constexpr (floats) fetched = run_units(later, fetched > 0);  // which are never few
-    else if (!few) fetched = run_units(later, fetched > 0);
+    if (!few) fetched = run_units(later, fetched > 0);
     else if constexpr (digits) fetched = this->run_segments(later, fetched > 0);
-    else fetched = this->run_few(later, fetched);
+    else if constexpr (kPaired) fetched = this->run_few(later, fetched);
     if (!t.parts) finish();
   }
 
@@ -363,7 +372,7 @@ template <class Path> class Attend {
     sum_values(range, lines + kSegment, fetching);
   }
 
-#if QUIRE_LEVEL >= 3
+#if QUIRE_LEVEL >= 2
   // What few rows read of a unit: keys 16 at a time, values where weights begin and by twos.
   struct Seen {
     Range range;
@@ -450,6 +459,9 @@ template <class Path> class Attend {
                  {weights + of.value, part + 2 * rows, width, lines, 0, of.values, layer.value_dim, lines + lead});
   }
 
+#endif
+
+#ifdef QUIRE_LONG_DOTS
   static void fetch_bytes(const char* line, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) fetch(line + i);
   }
@@ -586,7 +598,7 @@ template <class Path> class Attend {
     return factor;
   }
 
-#if QUIRE_LEVEL >= 3
+#ifdef QUIRE_LONG_DOTS
   // Scores become numbers, but for the query's factor.
   void join_scores(int64_t row, float* s, int64_t begin, int64_t end) {
     const __m512i shift = _mm512_set1_epi32(query_shifts[row]);
@@ -706,12 +718,11 @@ template <class Path> class Attend {
 
 // Does `work` with what attends to a cache of this type.
 template <class Work> void attend_with(const AttentionArgs& args, const AttentionTile& tile, const Work& work) {
+#ifdef QUIRE_LONG_DOTS
+  if (args.q_dtype == kBF16 && args.keys.dtype == kI8) return work(Attend<Digits>(args, tile));
+#endif
 #if QUIRE_LEVEL >= 3
-  if (args.q_dtype == kBF16) {
-    const int kept = args.keys.dtype;
-    if (kept == kI8) return work(Attend<Digits>(args, tile));
-    if ((kept == kBF16 || kept > kF16) && args.layer->key_dim % 2 == 0) return work(Attend<InPairs>(args, tile));
-  }
+  if (args.q_dtype == kBF16 && in_pairs(args)) return work(Attend<InPairs>(args, tile));
 #endif
   work(Attend<Floats>(args, tile));
 }

@@ -37,7 +37,7 @@ struct CodedRows {
 // QUIRE_PAIRS: products of four-bit codes are summed in 16 bits first, two sums a lane: pairs4(pairs, w, x).
 // A step adds at most 2 * 15 * 127 to each, so that they hold kPairSteps of them; add_pairs adds both to `acc`.
 
-#if QUIRE_LEVEL >= 2 && defined QUIRE_VNNI
+#ifdef QUIRE_LONG_DOTS
 
 struct IVec { __m512i v; };
 struct WVec { __m512i v; };

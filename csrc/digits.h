@@ -1,4 +1,4 @@
-// Attention over codes of one byte (I8) by products of whole numbers. For X.isa.cpp only, level 3.
+// Attention over codes of one byte (I8) by products of whole numbers. For X.isa.cpp only, where QUIRE_LONG_DOTS.
 //
 // Queries become codes of one byte as keys are, with one factor for a row (row_codes.h). The weights of a row in a segment
 // become whole numbers c = round(w * (most / m)), m the largest of them, and their factor is m / most. `most` is 255, one digit of
@@ -14,7 +14,7 @@
 #include "softmax.h"
 #include "turn.h"
 
-#if QUIRE_LEVEL >= 3
+#ifdef QUIRE_LONG_DOTS
 namespace quire {
 namespace QUIRE_ISA {
 

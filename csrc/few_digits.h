@@ -1,10 +1,10 @@
 // Attention of few rows over codes of one byte: digits.h, with columns made in registers as few_rows.h makes them.
-// For X.isa.cpp only, level 3.
+// For X.isa.cpp only, where QUIRE_LONG_DOTS.
 #pragma once
 #include "digits.h"
 #include "few_rows.h"
 
-#if QUIRE_LEVEL >= 3
+#ifdef QUIRE_LONG_DOTS
 namespace quire {
 namespace QUIRE_ISA {
 

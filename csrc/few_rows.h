@@ -1,5 +1,5 @@
-// Attention of few rows, as one token of decoding has them, where products take pairs of bf16: keys
-// and values become operands in registers and are multiplied at once. For X.isa.cpp only, level 3.
+// Attention of few rows, as one token of decoding has them, over keys and values of bf16 or of fp8: they become operands in
+// registers and are multiplied at once. For X.isa.cpp only, levels 2 and 3.
 //
 // Of many rows it pays to rearrange keys and values once, in memory, for all (turn.h); of few that
 // takes longer than their products. The sums have the same order, so the bits are those of `multiply`
@@ -9,7 +9,7 @@
 
 #include "turn.h"
 
-#if QUIRE_LEVEL >= 3
+#if QUIRE_LEVEL >= 2
 namespace quire {
 namespace QUIRE_ISA {
 
@@ -27,18 +27,25 @@ template <class T> struct Few {
   int64_t dim;
   const char* const* next;   // fetched meanwhile, by position
 };
-using FewRows = Few<bf16>;
-
 QUIRE_INLINE void fetch(const char* line) { __builtin_prefetch(line, 0, 2); }
+
+using FewRows = Few<PairRow>;
 
 // acc[row] += the pair at the row's `a` times 16 columns of pairs.
 template <int R, int64_t stride>
-QUIRE_INLINE void add_pairs(Vec (&acc)[R], const bf16* a, __m512i columns) {
+QUIRE_INLINE void add_pairs(Vec (&acc)[R], const PairRow* a, __m512i columns) {
+#if QUIRE_LEVEL >= 3
   QUIRE_EACH for (int r = 0; r < R; ++r) {
     int32_t pair;
     __builtin_memcpy(&pair, a + r * stride, sizeof pair);
     acc[r].v = _mm512_dpbf16_ps(acc[r].v, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)columns);
   }
+#else
+  QUIRE_EACH for (int k = 0; k < 2; ++k) {
+    const Vec column = one_of(columns, k);
+    QUIRE_EACH for (int r = 0; r < R; ++r) acc[r] = fma(splat(a[r * stride + k]), column, acc[r]);
+  }
+#endif
 }
 
 // Adds the products of 32 dimensions, or those that are left, of 16 keys.
@@ -67,7 +74,7 @@ template <int D> struct Twos {
   };
   inline __attribute__((always_inline)) Columns columns(const float* turned) const { return {_mm512_load_si512(turned)}; }
   template <int R>
-  inline __attribute__((always_inline)) void multiply(Vec (&acc)[R], const bf16* a, int i, const Columns& c) const {
+  inline __attribute__((always_inline)) void multiply(Vec (&acc)[R], const PairRow* a, int i, const Columns& c) const {
     add_pairs<R, kQueryStride>(acc, a + 2 * i, c.pairs);
   }
 };
@@ -87,7 +94,7 @@ template <int D> struct Fours {
     return c;
   }
   template <int R>
-  inline __attribute__((always_inline)) void multiply(Vec (&acc)[R], const bf16* a, int i, const Columns& c) const {
+  inline __attribute__((always_inline)) void multiply(Vec (&acc)[R], const PairRow* a, int i, const Columns& c) const {
     add_pairs<R, kQueryStride>(acc, a + 4 * i, c.one);
     add_pairs<R, kQueryStride>(acc, a + 4 * i + 2, c.other);
   }
@@ -201,13 +208,8 @@ QUIRE_INLINE void sum_dimensions(const FewRows& p, const Reader& reader, int64_t
     if (Reader::kBytes > 1) fetch(p.next[k + 1] + line);
     __m512i x, y;
     reader.read(p.lines + k, i, left, x, y);
-    QUIRE_EACH for (int r = 0; r < R; ++r) {
-      int32_t pair;
-      __builtin_memcpy(&pair, p.a + k + r * kSegment, sizeof pair);
-      const __m512bh weights = (__m512bh)_mm512_set1_epi32(pair);
-      one[r].v = _mm512_dpbf16_ps(one[r].v, weights, (__m512bh)x);
-      other[r].v = _mm512_dpbf16_ps(other[r].v, weights, (__m512bh)y);
-    }
+    add_pairs<R, kSegment>(one, p.a + k, x);
+    add_pairs<R, kSegment>(other, p.a + k, y);
   }
   QUIRE_EACH for (int r = 0; r < R; ++r) {
     store(p.c + r * p.ldc + i, one[r]);

@@ -273,7 +273,7 @@ template <int R, int P> void coded_rows(const Block& b, int64_t row, float* sums
 #ifdef QUIRE_PAIRS
   if (c.group == kRun && !c.group_zeros) return tile_groups<R, L, kOneRun>(b, row, sums, pass);
 #endif
-#if QUIRE_LEVEL >= 2 && defined QUIRE_VNNI
+#ifdef QUIRE_LONG_DOTS
   if (c.group == 32 && !c.group_zeros && !c.group_minima) {
     if (c.scale_type == kBF16) return tile_groups<R, L, kHalves, kBF16>(b, row, sums, pass);
     if (c.scale_type == kF16) return tile_groups<R, L, kHalves, kF16>(b, row, sums, pass);

@@ -23,9 +23,6 @@ QUIRE_INLINE void multiply_step(const bf16* const x, int64_t stride, const __m51
   }
 }
 #else
-QUIRE_INLINE Vec one_of(__m512i pair, int which) {
-  return {_mm512_castsi512_ps(which ? _mm512_and_si512(pair, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(pair, 16))};
-}
 template <int R, int V>
 QUIRE_INLINE void multiply_step(const float* const x, int64_t stride, const __m512i (&w)[V], Vec (&acc)[R][V]) {
   QUIRE_EACH for (int k = 0; k < 2; ++k) {

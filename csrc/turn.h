@@ -239,9 +239,18 @@ static void copy_values(int dtype, const char* const* lines, int64_t count, int6
   }
 }
 
-#if QUIRE_LEVEL >= 3
+#if QUIRE_LEVEL >= 2
 QUIRE_INLINE __m512i bits_of(Vec v) { return _mm512_castps_si512(v.v); }
 
+// Numbers that bf16 has, those of `low` before those of `high`.
+QUIRE_INLINE __m512i as_bf16(Vec low, Vec high) {
+#if QUIRE_LEVEL >= 3
+  return (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v);
+#else
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(bits_of(low), 16))),
+                            _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits_of(high), 16)), 1);
+#endif
+}
 // Two neighbours of a line as one unit of 32 bits.
 template <int D> struct Pairs {
   const char* line;
@@ -250,7 +259,7 @@ template <int D> struct Pairs {
     const Kept<D> kept{line};
     const Vec low = kept.load(i, left);
     const Vec high = left > kLanes ? kept.load(i + kLanes, left - kLanes) : zero();
-    return (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v);
+    return as_bf16(low, high);
   }
   inline __attribute__((always_inline)) Vec load(int64_t unit, int64_t units) const {
     return {_mm512_castsi512_ps(numbers(2 * unit, 2 * units))};
@@ -300,6 +309,16 @@ static __m512i order_of_fours() {
   return _mm512_load_si512(from);
 }
 
+// Numbers of two lines in turns.
+alignas(64) static const uint16_t kInTurns[64] = {
+    0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+    8,  40, 9,  41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47,
+    16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+    24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63};
+
+#endif
+
+#if QUIRE_LEVEL >= 3
 // Keys of one byte by tables: bytes are turned by fours, then become numbers. The bits of `Pairs`.
 template <int D>
 static void turn_by_table(const char* const* lines, int64_t count, int64_t dim, float* out, Ahead& ahead) {
@@ -342,13 +361,6 @@ static void turn_keys(int dtype, const char* const* lines, int64_t count, int64_
     default: return turn<Pairs<kBF16>>(lines, count, dim / 2, to, ahead);
   }
 }
-
-// Numbers of two lines in turns.
-alignas(64) static const uint16_t kInTurns[64] = {
-    0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-    8,  40, 9,  41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47,
-    16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
-    24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63};
 
 template <int D>
 static void pair_values(const char* const* lines, int64_t count, int64_t dim, int64_t width,

@@ -12,6 +12,11 @@
 #include <immintrin.h>
 #endif
 
+// Long vectors of bytes are multiplied in one step (vpdpbusd).
+#if QUIRE_LEVEL >= 2 && defined QUIRE_VNNI
+#define QUIRE_LONG_DOTS
+#endif
+
 namespace quire {
 namespace QUIRE_ISA {
 
@@ -61,6 +66,10 @@ QUIRE_INLINE void store_n(float* p, Vec a, int64_t n) {
 }
 QUIRE_INLINE Vec widen_bf16(__m256i h) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
+}
+// The first or the second of each pair of bf16.
+QUIRE_INLINE Vec one_of(__m512i pairs, int second) {
+  return {_mm512_castsi512_ps(second ? _mm512_and_si512(pairs, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(pairs, 16))};
 }
 // Rounded to bf16, in the upper halves; what the lower ones hold means nothing.
 QUIRE_INLINE __m512i upper_bf16(Vec a) {

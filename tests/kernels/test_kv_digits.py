@@ -12,21 +12,19 @@ from quire.kernels.attention_metadata import AttentionMetadata
 from quire.kernels.attention_spec import AttentionSpec
 from quire.kernels.coded_linear import quantise_rows
 
-ISA = "avx512_bf16"
+ISAS = [isa for isa in ("avx512_vnni", "avx512_bf16") if isa in compiled.available_isas()]
 BLOCK = 8
 SEGMENT = 256
 FLAT = 32  # times the largest weight: from so much on, one digit is enough
 NAN, INF = float("nan"), float("inf")
 
-pytestmark = pytest.mark.skipif(
-    ISA not in compiled.available_isas(), reason="pairs of bf16 are multiplied nowhere here"
-)
+pytestmark = pytest.mark.skipif(not ISAS, reason="no long vectors of bytes are multiplied here")
 
 
-@pytest.fixture(autouse=True)
-def digits():
+@pytest.fixture(params=ISAS, autouse=True)
+def digits(request):
     before, threads = compiled.lib.isa(), compiled.lib.num_threads()
-    compiled.lib.set_isa(ISA)
+    compiled.lib.set_isa(request.param)
     compiled.lib.set_num_threads(2, [])
     yield
     compiled.lib.set_isa(before)
