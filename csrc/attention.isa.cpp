@@ -459,13 +459,12 @@ template <class Path> class Attend {
                  {weights + of.value, part + 2 * rows, width, lines, 0, of.values, layer.value_dim, lines + lead});
   }
 
-#endif
-
-#ifdef QUIRE_LONG_DOTS
   static void fetch_bytes(const char* line, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) fetch(line + i);
   }
+#endif
 
+#ifdef QUIRE_LONG_DOTS
   // Few rows of digits, whose heads of keys and values share lines of memory: during the unit of a head, that head's part of the
   // next segment is fetched. If each unit fetched for the next one, the first head would fetch nearly everything, faster
   // than memory delivers it, and the other heads nothing.
