@@ -68,6 +68,8 @@ def test_what_the_install_says():
     assert run(code).stdout.strip() == compiled.REMEDY
 
 
+CPUINFO = Path("/proc/cpuinfo")
+
 needs_lib = pytest.mark.skipif(compiled.lib is None, reason="the native kernels are not built")
 
 
@@ -102,6 +104,17 @@ def test_a_processor_that_lacks_something(monkeypatch, said, wanted, here, chose
         assert lines == []
     else:
         assert lines == [f"this machine cannot run {wanted} kernels: using {chosen}"]
+
+
+@needs_lib
+@pytest.mark.skipif(not CPUINFO.exists(), reason="the system does not tell the processor's maker")
+def test_the_best_comes_first():
+    """Intel's processors multiply pairs of bf16 slower than float32, so those come after VNNI."""
+    here = compiled.available_isas()
+    rest = [isa for isa in compiled.ISAS if isa in here]
+    slow_pairs = "GenuineIntel" in CPUINFO.read_text() and rest[0] == "avx512_bf16"
+    best = "avx512_vnni" if slow_pairs else rest[0]
+    assert here == [best, *(isa for isa in rest if isa != best)]
 
 
 @needs_lib
