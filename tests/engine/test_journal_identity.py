@@ -13,7 +13,7 @@ import torch
 from quire import EngineConfig, envs
 from quire.engine.frontend.disk.identity import identity
 from quire.kernels import compiled
-from quire.kernels.dispatch import build_of, choose
+from quire.kernels.dispatch import build_of, choose, title_of
 
 INFO = {"dtype": "bfloat16", "device": "cpu", "place": "here", "kernels": "native avx2 0a"}
 
@@ -54,6 +54,8 @@ def test_a_build_is_named_by_its_file() -> None:
     native = build_of(choose("native"))
     assert native == f"native {compiled.lib.isa()} {compiled.build()}, torch {torch.__version__}"
     assert build_of(choose("reference")) == f"reference, torch {torch.__version__}"
+    assert title_of(choose("reference")) == "reference"
+    assert title_of(choose("native")) == " ".join(native.split()[:2])
 
 
 def test_options_that_change_none_are_not() -> None:

@@ -203,6 +203,11 @@ def build_of(ops: Ops) -> str:
     return f"{ops.name} {_row(ops.name).build()}".rstrip() + f", torch {torch.__version__}"
 
 
+def title_of(ops: Ops) -> str:
+    """Which kernels these are, in short: `native avx2`."""
+    return " ".join([ops.name, *_row(ops.name).build().split()[:1]])
+
+
 def tables() -> list[Ops]:
     """Of all implementations that were ever chosen in this process."""
     return list(_tables.values())

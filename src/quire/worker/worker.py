@@ -18,6 +18,7 @@ from quire.config import EngineConfig, ModelShape, read_pooler
 from quire.config.kv_dtypes import kept_layers
 from quire.core.batch import BatchResult, ScheduledBatch
 from quire.errors import ConfigError, InvalidRequest
+from quire.kernels.dispatch import title_of
 from quire.kernels.dtypes import TORCH_DTYPES, torch_dtype
 from quire.kernels.scopes import enable_nvtx
 from quire.layers.module import Module
@@ -289,10 +290,11 @@ class Worker:
             self.kv_layers, plan.num_blocks, plan.block_size, self.dtype, where, plan.groups
         )
         logger.info(
-            "%s in %s on %s: weights %s, KV cache %s in %s",
+            "%s in %s on %s (%s kernels): weights %s, KV cache %s in %s",
             self.shape.architecture,
             self.dtype,
             self.device.name,
+            title_of(self.ops),
             human_bytes(self.weight_bytes),
             human_bytes(plan.bytes),
             " and ".join(sorted({layer.dtype or self.dtype for layer in self.kv_layers})) or "none",
