@@ -27,9 +27,9 @@ template <class T> struct Few {
   int64_t dim;
   const char* const* next;   // fetched meanwhile, by position
 };
-QUIRE_INLINE void fetch(const char* line) { __builtin_prefetch(line, 0, 2); }
-
 using FewRows = Few<PairRow>;
+
+QUIRE_INLINE void fetch(const char* line) { __builtin_prefetch(line, 0, 2); }
 
 // acc[row] += the pair at the row's `a` times 16 columns of pairs.
 template <int R, int64_t stride>

@@ -75,9 +75,7 @@ template <int D, bool odd> QUIRE_INLINE Vec weights(const void* w, int64_t at) {
   } else {
     const uint16_t* p = static_cast<const uint16_t*>(w) + 2 * at;
 #if QUIRE_LEVEL >= 2
-    const __m512i pair = _mm512_loadu_si512(p);
-    return {_mm512_castsi512_ps(odd ? _mm512_and_si512(pair, _mm512_set1_epi32(-65536))
-                                    : _mm512_slli_epi32(pair, 16))};
+    return one_of(_mm512_loadu_si512(p), odd);
 #elif QUIRE_LEVEL == 1
     const __m256i pair = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return {_mm256_castsi256_ps(odd ? _mm256_and_si256(pair, _mm256_set1_epi32(-65536))

@@ -12,8 +12,8 @@
 
 namespace quire {
 
-static const char* const kNames[kNumIsas] = {"portable", "avx2",        "avx_vnni", "avx512",
-                                               "avx512_vnni", "avx512_bf16", "amx"};
+static const char* const kNames[kNumIsas] = {"portable",    "avx2",        "avx_vnni", "avx512",
+                                             "avx512_vnni", "avx512_bf16", "amx"};
 
 const char* isa_name(int isa) { return kNames[isa]; }
 
