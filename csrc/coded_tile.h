@@ -197,13 +197,25 @@ QUIRE_INLINE IVec dot(IVec acc, WVec w, int32_t x) {
 // Takes a sum for one that nothing is known of, in a register: compilers keep arrays of sums in memory, or make
 // all products before they add the first.
 QUIRE_INLINE void as_new(IVec& acc) {
-#if QUIRE_LEVEL >= 2
+#if QUIRE_LEVEL >= 1
   __asm__ volatile("" : "+v"(acc.v));
-#elif QUIRE_LEVEL == 1
-  __asm__ volatile("" : "+x"(acc.v));
 #else
   __asm__ volatile("" : "+m"(acc.v));
 #endif
+}
+
+// Whether compilers have to be told that a sum stays where it is, or they copy it from one register to another, or to
+// memory and back, with each product: of codes of eight bits and of four, as was measured (docs/cpu-kernels.md).
+#ifdef QUIRE_VNNI
+constexpr bool kVnni = true;
+#else
+constexpr bool kVnni = false;
+#endif
+constexpr bool kInPlace8 = QUIRE_LEVEL == 2 || (QUIRE_LEVEL == 1 && !kVnni);
+constexpr bool kInPlace4 = QUIRE_LEVEL == 2 || (QUIRE_LEVEL == 1 && kVnni);
+template <bool in_place> QUIRE_INLINE void add_dot(IVec& acc, WVec w, int32_t x) {
+  acc = dot(acc, w, x);
+  if constexpr (in_place) as_new(acc);
 }
 
 constexpr int64_t kPairSteps = 8, kRun = 4 * kPairSteps;  // and the codes of a row in them

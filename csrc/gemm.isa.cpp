@@ -63,6 +63,9 @@ constexpr int kAtOnce = QUIRE_LEVEL >= 2 && !kTiles ? 8 : 0;
 constexpr int64_t kAtOnceBytes = 64 << 10;
 // Rows for which numbers are made in registers once, by half of the columns at a time, at most.
 constexpr int64_t kMadeOnce = QUIRE_LEVEL >= 2 && !kTiles ? 12 : 0;
+// Many rows that pass by codes of groups at once, at most: codes of four bits are taken apart once for all of them, and eight
+// rows read them once (docs/cpu-kernels.md).
+constexpr int64_t kMostGrouped = QUIRE_LEVEL == 2 ? 12 : kRows;
 // Many rows that pass by numbers of bf16 at once, at most. Where these become float32 in registers, it pays to do it for more
 // rows, by half of the columns at a time: 32 rows took 0.95 of the time (Xeon without AMX), 64 and more as long.
 constexpr int64_t kMostNumbers = QUIRE_LEVEL == 2 ? 12 : kRows;
@@ -124,12 +127,19 @@ template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pas
 }
 
 #if QUIRE_LEVEL >= 2 && !defined QUIRE_AMX
-// More rows than kRows: kAtOnce, kMadeOnce, or kMostNumbers.
+// More rows than kRows: kAtOnce, kMadeOnce, kMostGrouped, or kMostNumbers.
 template <int R> void more_rows(const Block& b, int64_t row, float* sums, [[maybe_unused]] int64_t pass) {
   if (b.wide) return narrow_rows<R>(b, row, sums, pass);
-  if (kMostNumbers > kAtOnce && !is_coded(*b.work.args.layer)) return rows<R>(b, row, sums, pass);
+  const bool coded = is_coded(*b.work.args.layer);
+  [[maybe_unused]] const bool grouped = coded && b.work.args.layer->coded.group;
+  if constexpr (kMostGrouped > kAtOnce) {
+    if (grouped) return rows<R>(b, row, sums, pass);
+  }
+  if constexpr (kMostNumbers > kAtOnce) {
+    if (!coded) return rows<R>(b, row, sums, pass);
+  }
   if constexpr (R <= kAtOnce) {
-    if (!is_coded(*b.work.args.layer)) return tile_bf16<R, kLines>(b, row, sums, b.next);
+    if (!coded) return tile_bf16<R, kLines>(b, row, sums, b.next);
     tile_codes8<R, kLines>(b, row, sums, 0);
   }
 }
@@ -210,6 +220,7 @@ int64_t passes_of(const Work& work, int64_t rows) {
   if (at_once(work, rows)) return 1;
   if (rows > kMostOnce && rows <= kRows && by_blocks(work)) return 2;
   int64_t most = kRows;
+  if (rows > kRows && is_coded(layer) && layer.coded.group) most = kMostGrouped;
   if (rows > kRows && work.direct) most = in_registers(work, rows) ? kMadeOnce : kMostNumbers;
   return (rows + most - 1) / most;
 }

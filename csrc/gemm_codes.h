@@ -78,7 +78,7 @@ template <int R, int P> void tile_codes8(const Block& b, int64_t row, float* sum
         QUIRE_EACH for (int j = 0; j < V; ++j) weights[j] = bytes_at(w + (k + s) * 64 + j * kLanes * 4);
         QUIRE_EACH for (int r = 0; r < R; ++r) {
           const int32_t q = four_codes(x + r * stride + k + s);
-          QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = dot(acc[r][j], weights[j], q);
+          QUIRE_EACH for (int j = 0; j < V; ++j) add_dot<kInPlace8>(acc[r][j], weights[j], q);
         }
       }
     }
@@ -133,7 +133,7 @@ QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int
       QUIRE_EACH for (int j = 0; j < V; ++j) weights[j] = bytes_at(w + j * kLanes * 4);
       QUIRE_EACH for (int r = 0; r < R; ++r) {
         const int32_t q = four_codes(x + r * stride + k);
-        QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = dot(acc[r][j], weights[j], q);
+        QUIRE_EACH for (int j = 0; j < V; ++j) add_dot<kInPlace8>(acc[r][j], weights[j], q);
       }
     }
 #ifdef QUIRE_PAIRS
@@ -168,7 +168,8 @@ QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int
           codes_at(j, low, high);
           QUIRE_EACH for (int r = 0; r < R; ++r) {
             const int8_t* q = x + r * stride + k;
-            acc[r][j] = dot(dot(acc[r][j], low, four_codes(q)), high, four_codes(q + 4));
+            add_dot<kInPlace4>(acc[r][j], low, four_codes(q));
+            add_dot<kInPlace4>(acc[r][j], high, four_codes(q + 4));
           }
         }
       } else {
@@ -176,15 +177,50 @@ QUIRE_INLINE void group_sums(const char* w, const int8_t* x, int64_t stride, int
         QUIRE_EACH for (int j = 0; j < V; ++j) codes_at(j, halves[0][j], halves[1][j]);
         QUIRE_EACH for (int half = 0; half < 2; ++half) QUIRE_EACH for (int r = 0; r < R; ++r) {
           const int32_t q = four_codes(x + r * stride + k + 4 * half);
-          QUIRE_EACH for (int j = 0; j < V; ++j) acc[r][j] = dot(acc[r][j], halves[half][j], q);
+          QUIRE_EACH for (int j = 0; j < V; ++j) add_dot<kInPlace4>(acc[r][j], halves[half][j], q);
         }
       }
     }
   }
 }
 
+// Float32 sums of a leaf that a pass adds to: in registers, or in memory, where registers are for the whole numbers of
+// more rows.
+template <int R, int V> struct LeafSums {
+  static constexpr bool kStay = QUIRE_LEVEL != 2 || R <= 2;
+  float* at;
+  Vec sums[R][V];
+
+  explicit LeafSums(float* where) : at(where) {}
+  inline __attribute__((always_inline)) void begin(bool fresh) {
+    if (kStay || fresh)
+      QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) put(r, j, fresh ? zero() : in_memory(r, j));
+  }
+  // To the next block, or to `sums`.
+  inline __attribute__((always_inline)) void leave() {
+    if constexpr (kStay)
+      QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) store(at + r * kTile + j * kLanes, sums[r][j]);
+  }
+  inline __attribute__((always_inline)) void end() {
+    if constexpr (!kStay)
+      QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j) sums[r][j] = in_memory(r, j);
+  }
+  inline __attribute__((always_inline)) Vec get(int r, int j) const { return kStay ? sums[r][j] : in_memory(r, j); }
+  inline __attribute__((always_inline)) void put(int r, int j, Vec v) {
+    if constexpr (kStay) sums[r][j] = v;
+    else store(at + r * kTile + j * kLanes, v);
+  }
+  // Those in memory are read again: compilers would keep copies of them beside the numbers.
+  inline __attribute__((always_inline)) void renew() const {
+    if constexpr (!kStay) __asm__ volatile("" : : : "memory");
+  }
+
+ private:
+  inline __attribute__((always_inline)) Vec in_memory(int r, int j) const { return load(at + r * kTile + j * kLanes); }
+};
+
 // Groups: each is added to the float32 sums of its leaf. With more rows fewer columns pass at a time, so
-// that whole numbers and sums both stay in registers. One pass of rows fetches what comes next from front to
+// that whole numbers stay in registers. One pass of rows fetches what comes next from front to
 // back; each of several the lines that its own columns have in the next block, a whole block ahead: from front to
 // back, the first columns of the next block would come upon lines that were only just asked for.
 // `plain`: -1, or the type of the scales of groups of 32 without zeros and minima: what the compiler knows of them
@@ -212,10 +248,8 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
     const int8_t* x = rows.codes + row * stride + b.k0;
     const int32_t* shifts = rows.sums + row * rows.groups + b.k0 / group;
     const float* totals = rows.totals + (rows.totals ? row * rows.groups + b.k0 / group : 0);
-    float* at = sums + column;
-    Vec y[R][V];
-    QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j)
-      y[r][j] = b.fresh ? zero() : load(at + r * 64 + j * kLanes);
+    LeafSums<R, V> y(sums + column);
+    y.begin(b.fresh);
     for (int64_t k = b.k0; k < b.k1; k += group, w += size, ahead += size, x += group, ++shifts) {
       // The scales are fetched with the first columns.
       if (kOwnLines) {
@@ -243,23 +277,24 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
                                          kAdvance, acc);
       QUIRE_EACH for (int j = 0; j < V; ++j) {
         const Vec scale = load_scales(scale_type, w, column + j * kLanes);
-        QUIRE_EACH for (int r = 0; r < R; ++r) y[r][j] = add(y[r][j], mul(rounded(acc[r][j]), scale));
+        y.renew();
+        QUIRE_EACH for (int r = 0; r < R; ++r) y.put(r, j, add(y.get(r, j), mul(rounded(acc[r][j]), scale)));
       }
       if (!is_plain && c.group_minima) {
         QUIRE_EACH for (int j = 0; j < V; ++j) {
           const Vec least = load_scales(c.scale_type, w + lowest_at, column + j * kLanes);
           QUIRE_EACH for (int r = 0; r < R; ++r)
-            y[r][j] = sub(y[r][j], mul(splat(totals[r * rows.groups]), least));
+            y.put(r, j, sub(y.get(r, j), mul(splat(totals[r * rows.groups]), least)));
         }
         ++totals;
       }
     }
-    if (b.ends) {
-      end_coded<R, V>(b, row, at, column, y);
+    if (!b.ends) {
+      y.leave();
       continue;
     }
-    QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j)
-      store(at + r * 64 + j * kLanes, y[r][j]);
+    y.end();
+    end_coded<R, V>(b, row, y.at, column, y.sums);
   }
 }
 

@@ -79,7 +79,7 @@ def rows(count, k, dtype=torch.float32, seed=1):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("count", [1, 3, 5, 6, 20, 200])
+@pytest.mark.parametrize("count", [1, 3, 5, 6, 8, 11, 20, 200])
 def test_every_bit_is_the_twins(case, count):
     fast, plain = both(*case)
     x = rows(count, case[4])
@@ -108,7 +108,7 @@ def test_any_few_rows_of_long_weights(case):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case[1] < case[4]], ids=str)
-@pytest.mark.parametrize("count", [1, 2, 4, 6, 20, 40])
+@pytest.mark.parametrize("count", [1, 2, 4, 6, 12, 20, 40])
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16], ids=str)
 def test_scales_of_two_bytes(case, count, kept):
     """Groups keep them in the shortest type that has them all: float16 has none of 2**-40."""
