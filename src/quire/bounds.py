@@ -181,7 +181,7 @@ FIELDS: Final[dict[str, Bound]] = {
     "top_p": _real(0, 1, above=True),
     "top_k": _integer(0, INT32, "-1, 0: off", also=(-1,)),
     "min_p": _real(0, 1),
-    "seed": _integer(0, INT64, "-1: none", also=(-1,)),
+    "seed": _integer(-INT64 - 1, INT64, "-1: none"),
     "max_tokens": _integer(1, INT32),
     "max_completion_tokens": _integer(1, INT32),
     "min_tokens": _integer(0, INT32),

@@ -134,7 +134,8 @@ class SamplingParams(Params, kw_only=True, omit_defaults=True):
     min_p: float = 0.0
     """Drop tokens whose probability is below this share of the most likely token's; [0, 1]."""
     seed: int | None = None
-    """Key of the request's random numbers. Without one, admission chooses and reports one."""
+    """Key of the request's random numbers: 63 bits of it count. Without one, or with -1, admission
+    chooses and reports one."""
     stop: str | list[str] | None = None
     """Strings that end the output; they are cut off unless `include_stop_str_in_output`."""
     stop_token_ids: list[int] = []

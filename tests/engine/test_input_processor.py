@@ -418,7 +418,7 @@ def test_a_refused_request_uses_no_number() -> None:
 
 
 def test_a_given_seed_stays() -> None:
-    for seed in (0, 7, MAX_SEED):
+    for seed in (0, 7, MAX_SEED, -2, -MAX_SEED - 1):
         done = admit(seed=seed)
         assert done.seed == done.params.seed == done.requests[0].sampling_params.seed == seed
     assert admit(seed=-1).seed == seeds(1)[0]

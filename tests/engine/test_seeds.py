@@ -24,3 +24,4 @@ def test_the_first_prompt_has_the_base_and_no_two_prompts_the_same() -> None:
 def test_choices_count_up_and_go_round() -> None:
     assert [choice_seed(7, i) for i in range(3)] == [7, 8, 9]
     assert choice_seed(MAX_SEED, 1) == 0
+    assert [choice_seed(-2, i) for i in range(3)] == [MAX_SEED - 1, MAX_SEED, 0]

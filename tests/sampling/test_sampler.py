@@ -294,6 +294,13 @@ class TestEdges:
         assert first != [one(logits, output=[1] * i, seed=6) for i in range(20)]
         assert len(set(first)) > 10
 
+    def test_a_negative_seed_is_that_plus_2_to_the_63rd(self):
+        logits = [0.0] * 100
+        for seed in (-2, -(2**63), -(2**40)):
+            found = [one(logits, output=[1] * i, seed=seed) for i in range(20)]
+            plain = seed + 2**63
+            assert found == [one(logits, output=[1] * i, seed=plain) for i in range(20)]
+
 
 # ---- masks ---------------------------------------------------------------------------------------
 

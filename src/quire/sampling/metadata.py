@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quire.kernels.decoder import Penalties, Pick
 from quire.kernels.dispatch import Ops
-from quire.params import SamplingParams
+from quire.params import MAX_SEED, SamplingParams
 from quire.sampling.counts import TokenCounts
 from quire.sampling.custom import RequestProcessors
 from quire.sampling.logprobs import LogprobRow
@@ -38,7 +38,6 @@ _PICKED: Final = frozenset(
 )
 """Steps that a `Pick` says all about."""
 _NO_PENALTIES: Final[Penalties] = (0, 0, 0, 1.0, 0.0, 0.0)
-SEED_BITS: Final = 2**64 - 1
 SLAB: Final = 2**18
 """Logits that a step after the greedy pick works on at once: 1 MiB of float32."""
 
@@ -49,6 +48,7 @@ class RequestSampling:
 
     params: SamplingParams
     seed: int
+    """Not negative: a seed of -2 is 2**63 - 2, as for `choice_seed`."""
     active: tuple[str, ...]
     """Names of the steps that this request needs, beyond those that every row goes through."""
     allowed_ids: np.ndarray
@@ -78,7 +78,7 @@ class RequestSampling:
 
     def pick_after(self, output: np.ndarray) -> Pick:
         """How its next token is picked. It holds addresses: use it before the next call."""
-        return self.numbers, self.seed & SEED_BITS, len(output), self._penalties(output)
+        return self.numbers, self.seed, len(output), self._penalties(output)
 
     def _penalties(self, output: np.ndarray) -> Penalties:
         p = self.params
@@ -129,7 +129,7 @@ class RequestSampling:
             active += (ASKED_AFTER if asked and _SEES_MASK.isdisjoint(active) else "token_mask",)
         return cls(
             params=params,
-            seed=params.seed,
+            seed=params.seed & MAX_SEED,
             active=active,
             numbers=_numbers(params, active),
             allowed_ids=_ids(params.allowed_token_ids or (), vocab_size),

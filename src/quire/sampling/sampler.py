@@ -21,7 +21,7 @@ from quire.kernels.dispatch import Ops
 from quire.kernels.dispatch import ops as default
 from quire.sampling.filters import min_p, temperature, top_k, top_p
 from quire.sampling.logprobs import LogprobRow, gather_logprobs
-from quire.sampling.metadata import ASKED_AFTER, SEED_BITS, SamplerState, SamplingMetadata
+from quire.sampling.metadata import ASKED_AFTER, SamplerState, SamplingMetadata
 from quire.sampling.penalties import frequency_penalty, presence_penalty, repetition_penalty
 from quire.sampling.processors import (
     NOTHING_LEFT,
@@ -124,7 +124,7 @@ def pick(state: SamplerState) -> None:
     numbers = None
     if "temperature" in meta.rows:
         numbers = np.array([request.numbers for request in meta.requests])
-    seeds = np.array([request.seed & SEED_BITS for request in meta.requests], dtype=np.uint64)
+    seeds = np.array([request.seed for request in meta.requests], dtype=np.uint64)
     positions = np.array([len(output) for output in meta.outputs], dtype=np.int64)
     late = _pick_slowly(state, meta.rows.get("late_processors", ()))
 

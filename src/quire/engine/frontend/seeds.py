@@ -30,7 +30,8 @@ def prompt_seed(base: int, index: int) -> int:
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """The seed of choice `index` of one prompt: counted up, which callers of `n` rely on."""
+    """The seed of choice `index` of one prompt: counted up, which callers of `n` rely on, within 63
+    bits."""
     return (seed + index) & MAX_SEED
 
 
