@@ -10,7 +10,7 @@ namespace {
 
 // Vectors of columns that pass by at a time.
 constexpr int coded_vectors(int rows) { return QUIRE_LEVEL >= 2 ? whole_vectors(rows) : QUIRE_LEVEL == 0 ? 1 : rows == 1 ? 8 : rows == 2 ? 4 : 2; }
-// With groups, sums wait beside whole numbers: fewer.
+// With groups, sums wait beside whole numbers, or codes that are taken apart: fewer.
 constexpr int group_vectors(int rows) { return QUIRE_LEVEL >= 2 ? (rows <= 2 ? 4 : 2) : QUIRE_LEVEL == 0 ? 1 : rows == 1 ? 8 : rows == 2 ? 2 : 1; }
 
 // Lines that a pass over groups fetches per four steps, at least. Where vectors are long, the first two passes fetch

@@ -48,7 +48,10 @@ PARAMS: dict[str, tuple[list[Any], list[Any]]] = {
     "top_p": ([1, 0.5, TINY, None], [0, -1, 1.0000001, NAN, "1", True, 1e308]),
     "top_k": ([0, -1, 1, 40, INT32, None], [-2, INT32 + 1, 1.5, "5", True, HUGE]),
     "min_p": ([0, 1, 0.05, TINY], [-0.1, 1.1, NAN, -INF, True]),
-    "seed": ([0, 7, -2, EXACT + 1, INT64, -INT64 - 1], [INT64 + 1, -INT64 - 2, 1.5, "7", True]),
+    "seed": (
+        [0, 7, -2, EXACT + 1, INT64, -INT64 - 1],
+        [INT64 + 1, -INT64 - 2, 1.5, "7", True, HUGE],
+    ),
     "presence_penalty": ([0, -2, 2, 1e-46, None], [2.1, -2.1, NAN, "1", True]),
     "frequency_penalty": ([0, -2, 2, TINY], [2.1, -2.1, INF, "1", HUGE]),
     "repetition_penalty": ([1, 1.3, 100, 1e-30, None], [0, 1e-46, -1, 101, NAN, INF, True]),

@@ -30,8 +30,8 @@ def prompt_seed(base: int, index: int) -> int:
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """The seed of choice `index` of one prompt: counted up, which callers of `n` rely on, within 63
-    bits."""
+    """The seed of choice `index` of one prompt: counted up, which callers of `n` rely on. It has 63
+    bits: after the largest comes 0, and a negative base counts as that plus 2**63."""
     return (seed + index) & MAX_SEED
 
 
