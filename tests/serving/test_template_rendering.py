@@ -126,6 +126,12 @@ async def test_bombs_are_refused_and_the_loop_goes_on(source: str, make: MakeEng
     wait_for(lambda: all(not p.children() for p in helpers()), "children to end")
 
 
+async def test_a_busy_machine_is_no_fault_of_a_conversation(make: MakeEngine) -> None:
+    engine = make(BOMBS[0], HelperLimits(cpu_seconds=60.0, wall_seconds=0.1))
+    with pytest.raises(TooManyRequests, match="more than 0.1 seconds.*Send it again later"):
+        await render(engine)
+
+
 async def test_a_killed_helper_is_replaced(make: MakeEngine) -> None:
     engine = make(SHOWS + DEAR)
     first = await render(engine)

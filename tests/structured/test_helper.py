@@ -13,6 +13,7 @@ import pytest
 from patience import wait_for
 from quire.errors import InvalidRequest, RequestError, TooManyRequests
 from quire.params import StructuredOutputsParams
+from quire.structured.gate import verdict_key
 from quire.structured.helper import HelperGate
 from quire.utils.helpers import pool
 from quire.utils.helpers.words import HelperLimits
@@ -87,6 +88,38 @@ async def test_what_exceeds_a_limit_is_killed_and_the_helper_stays(
         assert helpers() == [process]
     finally:
         gate.close()
+
+
+@pytest.mark.parametrize(("limits", "passes"), [
+    (HelperLimits(cpu_seconds=0.001), False),
+    (HelperLimits(wall_seconds=0.001), True),
+])  # fmt: skip
+async def test_only_what_the_grammar_is_at_fault_for_is_remembered(
+    limits: HelperLimits, passes: bool
+) -> None:
+    """A machine that was busy for a while must not refuse a good grammar ever after."""
+    gate = make(limits)
+    big = StructuredOutputsParams(choice=[f"choice {i}" for i in range(9000)])
+    try:
+        for ask in (gate.prepare(big), asyncio.to_thread(gate.settle, big)):
+            with pytest.raises(TooManyRequests if passes else InvalidRequest, match="more than"):
+                await ask
+                gate.settle(big)
+        assert (gate._verdicts.find(verdict_key(big)) is None) == passes
+    finally:
+        gate.close()
+
+
+async def test_whose_helpers_die_may_come_again(
+    gate: HelperGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = StructuredOutputsParams(regex="a+")
+    with monkeypatch.context() as patched:
+        patched.setattr(pool, "receive", lambda sock: None)
+        for _ in range(2):
+            with pytest.raises(TooManyRequests, match="could not be compiled.*Send it again later"):
+                await gate.prepare(good)
+    assert await verdict(gate, good) == "served"
 
 
 async def test_a_killed_helper_does_not_stay_a_zombie(monkeypatch: pytest.MonkeyPatch) -> None:

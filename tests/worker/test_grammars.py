@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from patience import PATIENCE
+from patience import PATIENCE, wait_for
 from quire.errors import GrammarFailed
 from quire.params import SamplingParams
 from quire.structured.params import Grammar
@@ -35,6 +35,18 @@ PARAMS = SamplingParams(grammar=Grammar("regex", "{}"), seed=1)
 def test_a_panic_while_compiling_fails_the_request(store: GrammarStore) -> None:
     with pytest.raises(GrammarFailed, match=r"compiling it failed \(Panic\)"):
         store.state(PARAMS)
+
+
+def test_the_next_request_with_such_a_grammar_has_it_compiled_anew(
+    store: GrammarStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory may be short for a moment, and grammars are those of many requests."""
+    with pytest.raises(GrammarFailed):
+        store.state(PARAMS)
+    tries = []
+    monkeypatch.setattr(store, "_compile", tries.append)
+    wait_for(lambda: store.begin(PARAMS))
+    assert tries == [PARAMS]
 
 
 def test_what_interrupts_the_waiting_is_no_failure_of_a_grammar(

@@ -119,6 +119,8 @@ class Refusal(msgspec.Struct, frozen=True):
 
     message: str
     param: str | None = None
+    passes: bool = False
+    """Whether it says more of the machine at that time than of the grammar."""
 
 
 class Answer(msgspec.Struct):

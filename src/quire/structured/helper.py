@@ -2,8 +2,9 @@
 
 A schema, a regex or a grammar of a client can take any time and memory to compile. So a
 `HelperGate` asks a helper process first (`helper_process`), and only what passed there goes on to
-the engine core. Verdicts are remembered. Few grammars are compiled at once, and one that has waited
-too long for its turn is refused, so that a flood of them ends in bounded time.
+the engine core. Verdicts are remembered, unless the machine was at fault. Few grammars are compiled
+at once, and one that has waited too long for its turn is refused, so that a flood of them ends in
+bounded time.
 
 Knows no HTTP and no event loop but that of the caller who waits.
 """
@@ -23,7 +24,7 @@ from quire.structured.params import Grammar, StructuredOutputsParams
 from quire.utils.helpers.pool import MAX_WAIT, HelperPool
 from quire.utils.helpers.words import HelperLimits
 
-_FAILED: Final = Refusal("structured_outputs: it could not be compiled.", "structured_outputs")
+_FAILED: Final = Refusal("structured_outputs: it could not be compiled.", passes=True)
 
 
 @dataclass(slots=True)
@@ -70,7 +71,8 @@ class HelperGate:
         cancelled; a grammar for which nobody waits any more is not begun.
 
         Raises:
-            TooManyRequests: others are being compiled, and its turn did not come in time.
+            TooManyRequests: others are being compiled, and its turn did not come in time; or the
+                machine was too busy or short of memory for it.
         """
         key = verdict_key(params)
         if self._verdicts.find(key) is not None:
@@ -86,7 +88,7 @@ class HelperGate:
             if not job.waiting:
                 self._jobs.pop(key, None)
                 job.answer.cancel()
-        self._verdicts.keep(key, _read(found))
+        self._read(key, found)
 
     def settle(self, params: StructuredOutputsParams) -> Grammar:
         """The grammar that a request asks for, which can be compiled. Waits for the verdict, unless
@@ -99,15 +101,21 @@ class HelperGate:
         key = verdict_key(params)
         found = self._verdicts.find(key)
         if found is None:
-            found = _read(self._pool.ask(lambda: params).result())
-            self._verdicts.keep(key, found)
+            found = self._read(key, self._pool.ask(lambda: params).result())
         return verdict(found)
 
     def close(self) -> None:
         """End the helpers."""
         self._pool.close()
 
+    def _read(self, key: bytes, answer: bytes | None) -> Grammar | Refusal:
+        """What a helper said (None: it could not answer), remembered.
 
-def _read(answer: bytes | None) -> Grammar | Refusal:
-    """What a helper said; None: it could not answer."""
-    return _FAILED if answer is None else msgspec.msgpack.decode(answer, type=Answer).found
+        Raises:
+            TooManyRequests: it may say something else at another time.
+        """
+        found = _FAILED if answer is None else msgspec.msgpack.decode(answer, type=Answer).found
+        if isinstance(found, Refusal) and found.passes:
+            raise self._pool.passing(found.message)
+        self._verdicts.keep(key, found)
+        return found

@@ -18,7 +18,7 @@ from quire.errors import InvalidRequest
 from quire.structured.compiler import Vocabulary
 from quire.structured.gate import Answer, HelperSetup, Refusal, judge
 from quire.structured.params import StructuredOutputsParams
-from quire.utils.helpers.side import answer_each, become_helper
+from quire.utils.helpers.side import Lost, answer_each, become_helper
 from quire.utils.helpers.words import receive
 
 
@@ -41,9 +41,9 @@ def serve(sock: socket.socket) -> None:
         params = msgspec.msgpack.decode(word, type=StructuredOutputsParams)
         return Answer.of(judge(vocabulary, params))
 
-    def lost(why: str) -> Answer:
-        said = f"structured_outputs: compiling it takes {why}."
-        return Answer(refusal=Refusal(said, "structured_outputs"))
+    def lost(found: Lost) -> Answer:
+        said = f"structured_outputs: compiling it takes {found.why}."
+        return Answer(refusal=Refusal(said, "structured_outputs", found.passes))
 
     answer_each(sock, begin.limits, work, lost)
 

@@ -50,6 +50,8 @@ class Rendered(msgspec.Struct):
     text: str | None = None
     refusal: str | None = None
     param: str | None = None
+    passes: bool = False
+    """Whether it is refused because of the machine at that time."""
 
 
 class TemplateHelper:
@@ -88,7 +90,8 @@ class TemplateHelper:
 
         Raises:
             InvalidRequest: see there; or rendering exceeds a limit.
-            TooManyRequests: others are being rendered, and its turn did not come in time.
+            TooManyRequests: others are being rendered, and its turn did not come in time; or the
+                machine was too busy or short of memory for it.
         """
         source = self._template.source(tools)
         options = {
@@ -104,10 +107,15 @@ class TemplateHelper:
         finally:
             asked.cancel()
         if answer is None:
-            raise InvalidRequest(_FAILED, param="messages")
+            raise self._pool.passing(_FAILED)
         found = msgspec.msgpack.decode(answer, type=Rendered)
         if found.text is None:
-            raise InvalidRequest(found.refusal or _FAILED, param=found.param)
+            said = found.refusal or _FAILED
+            raise (
+                self._pool.passing(said)
+                if found.passes
+                else InvalidRequest(said, param=found.param)
+            )
         return found.text
 
     def close(self) -> None:

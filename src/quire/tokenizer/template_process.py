@@ -18,7 +18,7 @@ import msgspec
 from quire.errors import InvalidRequest
 from quire.tokenizer.chat_template import ChatTemplate, compile_template
 from quire.tokenizer.template_helper import Rendered, RenderSetup, RenderTask
-from quire.utils.helpers.side import answer_each, become_helper
+from quire.utils.helpers.side import Lost, answer_each, become_helper
 from quire.utils.helpers.words import receive
 
 
@@ -41,9 +41,9 @@ def serve(sock: socket.socket) -> None:
         with suppress(InvalidRequest):
             compile_template(msgspec.msgpack.decode(word, type=RenderTask).source)
 
-    def lost(why: str) -> Rendered:
-        said = f"the chat template: rendering these messages takes {why}."
-        return Rendered(refusal=said, param="messages")
+    def lost(found: Lost) -> Rendered:
+        said = f"the chat template: rendering these messages takes {found.why}."
+        return Rendered(refusal=said, param="messages", passes=found.passes)
 
     answer_each(sock, begin.limits, work, lost, done)
 

@@ -81,6 +81,7 @@ class GrammarStore:
             raise GrammarFailed(error.message)
         if error is not None:  # a panic of the library is no Exception
             logger.error("a grammar could not be compiled", exc_info=error)
+            self._drop(params.grammar.text)  # the next request with it may find more memory
             what = f"compiling it failed ({type(error).__name__}); see the server's log"
             raise GrammarFailed(f"structured_outputs: {what}")
         start = compiled.result()
@@ -120,7 +121,10 @@ class GrammarStore:
             text, oldest = next(iter(self._grammars.items()))
             if not oldest.done():
                 return
-            del self._grammars[text]
+            self._drop(text)
+
+    def _drop(self, text: str) -> None:
+        if self._grammars.pop(text, None) is not None:
             self._chars -= len(text)
 
     def _compile(self, params: SamplingParams) -> Any:

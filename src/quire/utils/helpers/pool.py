@@ -106,6 +106,11 @@ class HelperPool:
             retry_after=self._max_wait,
         )
 
+    def passing(self, said: str) -> TooManyRequests:
+        """What to say to work that failed because of the machine, not of itself."""
+        again = "The machine is busy or short of memory. Send it again later."
+        return TooManyRequests(f"{said} {again}", retry_after=self._max_wait)
+
     def start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """A new process that has its first word."""
         ours, theirs = socket.socketpair()

@@ -13,7 +13,7 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from quire.utils.helpers.words import HelperLimits, receive, send
 from quire.utils.process import (
@@ -24,6 +24,15 @@ from quire.utils.process import (
 
 NICENESS: Final = 5
 """Steps of a model come first."""
+
+
+class Lost(NamedTuple):
+    """Why a child gave no answer."""
+
+    why: str
+    """What it took: `more than 2 seconds`."""
+    passes: bool
+    """Whether that may be the machine's fault, which was busy or short of memory just then."""
 
 
 def become_helper(title: str) -> None:
@@ -41,7 +50,7 @@ def answer_each(
     sock: socket.socket,
     limits: HelperLimits,
     work: Callable[[bytes], object],
-    lost: Callable[[str], object],
+    lost: Callable[[Lost], object],
     done: Callable[[bytes], None] = lambda word: None,
 ) -> None:
     """Answer words until the other end closes.
@@ -50,7 +59,7 @@ def answer_each(
         sock: The other end's words come here.
         limits: Of each word.
         work: Gives the answer; runs in a child.
-        lost: Gives the answer for a child that died, from what it exceeded: `more than 2 seconds`.
+        lost: Gives the answer for a child that died.
         done: Runs in this process after a child has answered.
     """
     while (word := receive(sock)) is not None:
@@ -64,13 +73,15 @@ def answer_each(
             done(word)
 
 
-def _why(status: int, limits: HelperLimits) -> str:
+def _why(status: int, limits: HelperLimits) -> Lost:
     """What a child died of."""
     if status == -signal.SIGPROF:
-        return f"more than {limits.cpu_seconds:g} seconds"
-    if status == -signal.SIGALRM:
-        return f"more than {limits.wall_seconds:g} seconds"
-    return "more memory or a deeper stack than is allowed"
+        return Lost(f"more than {limits.cpu_seconds:g} seconds", passes=False)
+    if status == -signal.SIGALRM:  # less than its limit of the processor's time was left to it
+        return Lost(f"more than {limits.wall_seconds:g} seconds", passes=True)
+    if status == -signal.SIGKILL:  # the kernel's way to get memory
+        return Lost("more memory than the machine has left", passes=True)
+    return Lost("more memory or a deeper stack than is allowed", passes=False)
 
 
 def _answer(sock: socket.socket, limits: HelperLimits, work: Callable[[], object]) -> None:
