@@ -179,9 +179,10 @@ SECTIONS = (
     Section(
         "Self-checks",
         ("quire:integrity_failures", "quire:core_stalls"),
-        "The scheduler checks its own books when it becomes idle and every 64 steps, in at most "
-        "0.5 % of the time. If they are wrong, they are made anew, requests go on with the same "
-        "tokens, and the log holds what to report. Anything but 0 is a bug.",
+        "The scheduler checks its own books when it becomes idle and every 64 steps, about a "
+        "millisecond at a time and in at most 0.2 % of the time. If they are wrong, they are made "
+        "anew, requests go on with the same tokens, and the log holds what to report. Anything "
+        "but 0 is a bug.",
     ),
     Section(
         "Traces",

@@ -1,34 +1,38 @@
-"""When the engine looks at its books: on falling idle, seldom, and at its end."""
+"""When the engine looks at its books: on falling idle, seldom, and at its end; never for long, and
+never before it has said what a step gave."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from fake_executor import FakeExecutor
 from quire.config import EngineConfig
-from quire.engine.core import AUDIT_SHARE, AUDIT_STEPS, EngineCore
+from quire.core.kv.pool import PART
+from quire.engine.core import AUDIT_SECONDS, AUDIT_SHARE, AUDIT_STEPS, EngineCore
+from quire.engine.cores.inline import InlineCore
 from quire.engine.messages import EngineCoreRequest
 from quire.params import SamplingParams
 from quire.utils.timing import ManualClock
 
 
 class Books:
-    """Counts looks at the books; each takes 10 ms."""
+    """Counts the parts of looks at the books; each takes 10 ms, so one is a look."""
 
-    def __init__(self, core: EngineCore, clock: ManualClock) -> None:
+    def __init__(self, core: EngineCore, clock: ManualClock, seconds: float = 0.01) -> None:
         self.core, self.clock, self.looks = core, clock, 0
-        check = core.scheduler.check_integrity
+        parts = core.scheduler.integrity_parts
 
-        def counted() -> None:
-            self.looks += 1
-            clock.advance(0.01)
-            check()
+        def counted() -> Iterator[None]:
+            for _ in parts():
+                self.looks += 1
+                clock.advance(seconds)
+                yield
 
-        core.scheduler.check_integrity = counted  # type: ignore[method-assign]
+        core.scheduler.integrity_parts = counted  # type: ignore[method-assign]
 
     def serve(self, name: str) -> None:
         params = SamplingParams(max_tokens=2, seed=1)
@@ -163,6 +167,56 @@ def test_a_busy_engine_looks_every_so_many_steps(books: Books) -> None:
     for _ in range(AUDIT_STEPS):
         books.core.step()
     assert books.looks == 2
+
+
+def test_large_books_are_looked_at_bit_by_bit(caplog: pytest.LogCaptureFixture) -> None:
+    """All of 3,000 blocks in the end, and never for much longer than is allowed at a time."""
+    clock, blocks = ManualClock(), 3000
+    executor = ForgetfulExecutor(lambda p, n: 7, num_blocks=blocks)
+    core = EngineCore(EngineConfig.from_options(), executor=executor, clock=clock)
+    books = Books(core, clock, 0.4 * AUDIT_SECONDS)
+    core.kv.block_pool.blocks[-1].follower = core.kv.block_pool.blocks[1]
+    turns = 0
+    while "KVBlock(2999, ref_cnt=0, hash=None) is empty" not in caplog.text:
+        before = books.looks
+        books.serve(f"number {turns}")
+        assert books.looks - before == 3 or caplog.text.count("integrity")
+        clock.advance(1.0)
+        turns += 1
+        assert turns < 100, "the last block is never looked at"
+    assert turns > blocks / PART / 3
+
+
+def test_a_leak_is_found_first(caplog: pytest.LogCaptureFixture) -> None:
+    """By an engine that falls idle, whatever part of its books it would have gone on with."""
+    clock = ManualClock()
+    executor = ForgetfulExecutor(lambda p, n: 7)
+    books = Books(EngineCore(EngineConfig.from_options(), executor=executor, clock=clock), clock)
+    for name in ("first", "second", "third"):
+        books.serve(name)
+        clock.advance(0.01 / AUDIT_SHARE)
+    books.core.kv.block_pool.get_new_blocks(1)
+    books.serve("fourth")
+    assert "integrity check failed" in caplog.text and books.core.kv.usage == 0.0
+
+
+def test_outputs_do_not_wait_for_a_look_at_the_books() -> None:
+    """The last token of a request came after it: 30 ms later with 20,000 blocks."""
+    said: list[str] = []
+    core = InlineCore(1, lambda message: said.append(type(message).__name__),
+                      executor=FakeExecutor(lambda p, n: 7), clock=ManualClock())  # fmt: skip
+    core.start(EngineConfig.from_options())
+    audit = core.core._audit
+
+    def look(seconds: float) -> None:
+        said.append("look")
+        audit(seconds)
+
+    core.core._audit = look  # type: ignore[method-assign]
+    params = SamplingParams(max_tokens=1, seed=1)
+    core.core.add_request(EngineCoreRequest("a", "a", 0, [5] * 20, params, 0.0))
+    core.step()
+    assert said[-2:] == ["Outputs", "look"]
 
 
 def test_a_mismatch_of_an_idle_engine_is_told_at_once(books: Books) -> None:

@@ -1,4 +1,4 @@
-"""A thread of the core's process that reads or writes and fails takes the process with it: nobody
+"""What reads or writes in the core's process takes it along when it fails: nobody
 waits for a core that computes but hears or says nothing. A core that stops by an exception has
 written its log before it says so."""
 
@@ -23,7 +23,6 @@ from quire.engine.cores.core_process import EngineCoreProcess
 sock = socket.socket(fileno=int(sys.argv[1]))
 core = EngineCoreProcess(sock)
 {before}
-core._writer.start()
 import threading
 threading.Thread(target=core._read, daemon=True).start()
 {after}
@@ -67,12 +66,13 @@ def end_of(say: bytes, before: str = "", after: str = "", closes: bool = False) 
 )
 def test_a_reader_that_fails_ends_the_process(say: bytes, before: str) -> None:
     code, log = end_of(say, before)
-    assert code == 1 and "the thread that reads has failed" in log
+    assert code == 1 and "what reads has failed" in log
 
 
-def test_a_writer_that_fails_ends_the_process() -> None:
-    code, log = end_of(b"", after="core._outbox.put('no bytes')")
-    assert code == 1 and "the thread that writes has failed" in log
+@pytest.mark.parametrize("call", ["put", "_leave"])
+def test_a_writer_that_fails_ends_the_process(call: str) -> None:
+    code, log = end_of(b"", after=f"core._sender.{call}('no bytes')")
+    assert code == 1 and "what writes has failed" in log
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_front_end_that_is_gone_is_no_failure(say: bytes) -> None:
 
 
 def test_what_is_written_to_nobody_is_no_failure() -> None:
-    code, _ = end_of(b"", after="core._outbox.put(b'x' * 2**24)", closes=True)
+    code, _ = end_of(b"", after="core._sender.put(b'x' * 2**24)", closes=True)
     assert code == 0
 
 

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from fake_executor import FakeExecutor
+from kept_frames import KeptFrames
 from quire import LLM, SamplingParams
 from quire.config import EngineConfig
 from quire.core.facts import FactKind, Loss, unpack
@@ -170,6 +171,7 @@ class TestTheProcess:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             process = EngineCoreProcess(theirs)
+            process._sender = KeptFrames()
             core.add_request(request("a"))
             yield process
 
@@ -177,8 +179,8 @@ class TestTheProcess:
         core.executor.raises = {1: MemoryError(), 3: MemoryError()}  # type: ignore[attr-defined]
         for _ in range(4):
             sent._step(core)
-        frames = [sent._outbox.get_nowait() for _ in range(sent._outbox.qsize())]
-        outputs = [msgspec.msgpack.decode(frame[4:], type=Outputs) for frame in frames if frame]
+        frames = sent._sender.frames
+        outputs = [msgspec.msgpack.decode(frame[4:], type=Outputs) for frame in frames]
         assert [o.outputs[0].new_token_ids for o in outputs] == [[400], [401]]
 
     def test_what_stays_ends_it(self, sent: EngineCoreProcess, core: EngineCore) -> None:

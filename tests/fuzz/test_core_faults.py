@@ -21,6 +21,7 @@ import pytest
 import quire
 from fuzz_kit import cases
 from honest_worker import HonestWorker
+from kept_frames import KeptFrames
 from quire.config import EngineConfig
 from quire.core.request import Request
 from quire.engine.core import EngineCore
@@ -120,6 +121,7 @@ class Rig:
         self.worker, self.faults = worker, faults
         self.core = EngineCore(EngineConfig.from_options(**self.options), executor=worker)
         self.process = EngineCoreProcess(sock)
+        self.process._sender = KeptFrames()
         self.heard: list[FromCore] = []
         self.ended: list[str] = []
         self._follow_changes()
@@ -166,9 +168,8 @@ class Rig:
 
     def told(self) -> dict[str, tuple[list[int], str | None]]:
         """Tokens and error of each request, as far as a front end has heard."""
-        while not self.process._outbox.empty():
-            frame = self.process._outbox.get()
-            assert frame is not None
+        frames, self.process._sender.frames = self.process._sender.frames, []
+        for frame in frames:
             self.heard.append(msgspec.msgpack.decode(frame[4:], type=FromCore))
         assert [m.number for m in self.heard] == [*range(1, len(self.heard) + 1)]
         tokens: dict[str, list[int]] = {name: [] for name in self.requests}

@@ -8,6 +8,7 @@ and nothing of who calls the rules.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 from quire.config.scheduler import SchedulerConfig
 from quire.core.admission import DelayGate
@@ -189,6 +190,21 @@ class Books:
         Raises:
             AssertionError: naming what is wrong.
         """
+        for _ in self.integrity_parts():
+            pass
+
+    def integrity_parts(self) -> Iterator[None]:
+        """`check_integrity` part by part: the books may change between two, by whole steps."""
+        self._check_places()
+        yield
+        for request in list(self.running):
+            if request.status is RequestStatus.RUNNING:  # it may have ended since
+                self._check_running(request)
+                yield
+        yield from self.kv.integrity_parts()
+
+    def _check_places(self) -> None:
+        """Check where everybody stands, and who holds anything."""
         waiting, running = list(self.waiting), self.running
         ids = [r.request_id for r in (*waiting, *running, *self.compiling.values())]
         assert len(ids) == len(set(ids)), "a request stands in two places"
@@ -196,7 +212,7 @@ class Books:
         assert self.aside.keys().isdisjoint(self.requests), "who is set aside is still there"
         assert len(running) <= self.max_running, "more run than max_num_seqs"
         for request in running:
-            self._check_running(request)
+            assert request.status is RequestStatus.RUNNING, f"{request} is in running"
         for request in self.compiling.values():
             compiles = request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
             assert compiles, f"{request} waits for no grammar"
@@ -206,7 +222,6 @@ class Books:
             assert not self.kv.num_slots_of(request.request_id), f"{request} waits holding blocks"
             progress = request.num_computed_tokens or request.num_quiet_tokens
             assert not progress, f"{request} waits having computed something"
-        self.kv.check_integrity()
         self.kv.check_holders(
             {r.request_id for r in running},
             {r.request_id for r in (*waiting, *self.aside.values())},
@@ -215,7 +230,6 @@ class Books:
             assert self.kv.usage == 0.0, f"idle, but {self.kv.usage:.1%} of the blocks are held"
 
     def _check_running(self, request: Request) -> None:
-        assert request.status is RequestStatus.RUNNING, f"{request} is in running"
         known = request.num_computed_tokens <= request.num_tokens
         assert known or self.in_flight, f"{request} is ahead, and no drafts are in flight"
         assert request.num_computed_tokens > 0, f"{request} runs and has computed nothing"

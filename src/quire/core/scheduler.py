@@ -10,7 +10,7 @@ one it is given.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from typing import Any
 
 from quire.config.scheduler import SchedulerConfig
@@ -396,3 +396,7 @@ class Scheduler:
             AssertionError: naming what is wrong.
         """
         self.books.check_integrity()
+
+    def integrity_parts(self) -> Iterator[None]:
+        """`check_integrity` part by part: there may be steps between two."""
+        return self.books.integrity_parts()

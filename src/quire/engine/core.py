@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -36,12 +36,15 @@ from quire.utils.timing import Clock, RealClock
 logger = get_logger(__name__)
 
 ProgressCallback = Callable[[str, int, int], None]
-AUDIT_SHARE: Final = 0.005
+AUDIT_SHARE: Final = 0.002
 """Most of the time that the books are checked in."""
+AUDIT_SECONDS: Final = 0.001
+"""After which what is left to check is put off, however large the books are."""
 GRAMMAR_WAIT: Final = 0.005
 """Seconds for which a step with nothing to compute waits for a grammar. Messages wait as long."""
 AUDIT_STEPS: Final = 64
-"""Steps after which a busy engine checks them, if it is within that share."""
+"""Steps after which a busy engine goes on checking them, if it is within that share: its next step
+waits meanwhile."""
 
 T = TypeVar("T")
 Produced = tuple[list[EngineCoreOutput], StepStats]
@@ -137,6 +140,8 @@ class EngineCore:
         self._shed = 0
         # blocks whose content memory pressure has cost since the last step
         self._audit_after = -math.inf
+        self._to_audit: Iterator[None] | None = None
+        # what is left of a look at the books that has begun
         self._unaudited = self._found_wrong = 0
         # steps since the last look at the books; mismatches that no statistics have told yet
         logger.info("engine core ready after %.2f s", self.clock.now() - started)
@@ -152,11 +157,13 @@ class EngineCore:
         A step that is left by an exception, whatever it is and wherever it comes from, has not
         happened: requests, blocks and cache are as before, and the next step may try again.
         """
-        return self.step_into(_as_they_are)
+        produced = self.step_into(_as_they_are)
+        self.look_after()
+        return produced
 
     def step_into(self, take: Callable[[list[EngineCoreOutput], StepStats], T]) -> T:
         """`step`, and what it produced is handed on within it: if `take` raises, the step has not
-        happened either, so no token is lost on the way out.
+        happened either, so no token is lost on the way out. Call `look_after` afterwards.
 
         Returns:
             What `take` made of the outputs and statistics.
@@ -166,13 +173,20 @@ class EngineCore:
             taken = take(outputs, stats)
         self._found_wrong = self._shed = 0  # they are told
         self._unaudited += 1
-        if self._unaudited >= AUDIT_STEPS or not self.scheduler.requests:
+        return taken
+
+    def look_after(self) -> None:
+        """What is due from time to time after a step: to check some of the books, and to see
+        whether memory runs short. No token is to wait for it, so send them first."""
+        idle = not self.scheduler.requests
+        if idle and self.kv.usage:
+            self._to_audit = None  # blocks are held for nobody, which is what is looked at first
+        if idle or self._unaudited >= AUDIT_STEPS:
             self._unaudited = 0
             if self.clock.now() >= self._audit_after:
-                self._audit()
+                self._audit(AUDIT_SECONDS)
         if self._memory.is_due(now := self.clock.now()) and not self._in_flight:
             self._save_memory(now)
-        return taken
 
     def _step(self) -> Produced:
         start = self.clock.now()
@@ -250,17 +264,27 @@ class EngineCore:
         self.executor.reset()
         self._in_flight.clear()
 
-    def _audit(self) -> None:
-        """Check the books: when the engine becomes idle, so that a leak shows soon, while it works,
-        and when it shuts down. Books that are wrong are made anew.
+    def _audit(self, seconds: float = math.inf) -> None:
+        """Go on checking the books: when the engine becomes idle, so that a leak shows soon, while
+        it works, and when it shuts down. Books that are wrong are made anew.
 
-        Not every time: a large pool takes milliseconds to check, and the next step would wait for
-        that.
+        Not all at once and not every time: those of a large pool take tens of milliseconds, and
+        the next step would wait for that.
+
+        Args:
+            seconds: After which the rest is put off.
         """
         start = self.clock.now()
+        if self._to_audit is None or seconds == math.inf:
+            self._to_audit = self.scheduler.integrity_parts()
         try:
-            self.scheduler.check_integrity()
+            for _ in self._to_audit:
+                if self.clock.now() - start >= seconds:
+                    break
+            else:
+                self._to_audit = None
         except Exception as error:  # books that are wrong may raise anything when they are read
+            self._to_audit = None
             self._repair(error)
         end = self.clock.now()
         self._audit_after = end + (end - start) / AUDIT_SHARE

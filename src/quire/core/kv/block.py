@@ -92,14 +92,14 @@ class FreeBlockQueue:
             yield block
             block = block.next_free
 
-    def walk(self, backwards: bool = False) -> list[KVBlock]:
-        """The blocks in order, or from the last one on, as far as the links lead: an exception may
-        have left them half changed."""
+    def walk(self) -> list[KVBlock]:
+        """The blocks in order, as far as the links lead: an exception may have left them half
+        changed."""
         found: dict[KVBlock, None] = {}
-        block = self._tail.prev_free if backwards else self._head.next_free
+        block = self._head.next_free
         while block is not None and block.block_id >= 0 and block not in found:
             found[block] = None
-            block = block.prev_free if backwards else block.next_free
+            block = block.next_free
         return list(found)
 
     def popleft(self, count: int) -> list[KVBlock]:

@@ -6,7 +6,7 @@ request holds which. It moves no data: the worker reads the tables from the batc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -458,9 +458,15 @@ class KVCacheManager:
         Raises:
             AssertionError: naming what is wrong.
         """
+        for _ in self.integrity_parts():
+            pass
+
+    def integrity_parts(self) -> Iterator[None]:
+        """`check_integrity` part by part: blocks may change between two."""
         if self.swap is not None:
             self.swap.check_integrity()
-        self.tables.check_integrity()
+            yield
+        yield from self.tables.integrity_parts()
 
     def check_holders(self, running: Set[str], waiting: Set[str]) -> None:
         """Check that nothing is kept for anybody else.

@@ -7,7 +7,7 @@ many a request may need; they know no prefixes, no second tier and no policy.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from quire.config.kv_groups import blocks_per_request, most_blocks
 from quire.core.batch import BlockIds
@@ -103,21 +103,34 @@ class BlockTables:
         Raises:
             AssertionError: naming what is wrong.
         """
-        self.pool.check_integrity([t for held in self.held.values() for t in held.tables])
-        for request_id, held in self.held.items():
-            assert held.num_cached <= len(held), f"{request_id}: more cached than held"
-            ids = [b.block_id for table in held.tables for b in table if not b.is_null]
-            assert len(ids) == len(set(ids)), f"{request_id} holds a block twice: {ids}"
-            for group, table in enumerate(held.tables):
-                assert len(table) == len(held), f"{request_id}: tables of different lengths"
-                nulls = [b.is_null for b in table]
-                unseen = held.num_unseen[group]
-                assert all(nulls[:unseen]) and not any(nulls[unseen:]), (
-                    f"{request_id}, group {group}: null blocks are not the first {unseen}: {nulls}"
-                )
-                assert all(b.origin.group == group for b in table if b.origin is not None), (
-                    f"{request_id} holds another group's blocks in group {group}"
-                )
+        for _ in self.integrity_parts():
+            pass
+
+    def integrity_parts(self) -> Iterator[None]:
+        """`check_integrity` part by part: the tables may change between two."""
+        yield from self.pool.integrity_parts(
+            lambda: (table for held in self.held.values() for table in held.tables)
+        )
+        for request_id in list(self.held):
+            if (held := self.held.get(request_id)) is not None:
+                _check_held(request_id, held)
+                yield
+
+
+def _check_held(request_id: str, held: Holding) -> None:
+    assert held.num_cached <= len(held), f"{request_id}: more cached than held"
+    ids = [b.block_id for table in held.tables for b in table if not b.is_null]
+    assert len(ids) == len(set(ids)), f"{request_id} holds a block twice: {ids}"
+    for group, table in enumerate(held.tables):
+        assert len(table) == len(held), f"{request_id}: tables of different lengths"
+        nulls = [b.is_null for b in table]
+        unseen = held.num_unseen[group]
+        assert all(nulls[:unseen]) and not any(nulls[unseen:]), (
+            f"{request_id}, group {group}: null blocks are not the first {unseen}: {nulls}"
+        )
+        assert all(b.origin.group == group for b in table if b.origin is not None), (
+            f"{request_id} holds another group's blocks in group {group}"
+        )
 
 
 def num_positions(hits: GroupBlocks) -> int:

@@ -7,7 +7,8 @@ gone, and this process ends at once.
 
 A spare (`quire.engine.cores.spare`) is told to prepare first, and waits for the word to start.
 
-One thread reads, one writes, and the main thread steps, so a slow reader never holds up a step.
+One thread reads, and the main thread steps and sends; what a slow reader does not take is left to a
+second thread (`sender.py`), so that nothing ever holds up a step.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from quire.engine.cores.culprit import find_culprit
 from quire.engine.cores.obey import obey_contained
 from quire.engine.cores.parts import encode_outputs
 from quire.engine.cores.pulse import Activity, Pulse
+from quire.engine.cores.sender import Sender
 from quire.engine.cores.start_parts import StartParts
 from quire.engine.messages import (
     Call,
@@ -103,8 +105,7 @@ class EngineCoreProcess:
         self._is_prepared = False
         self._begun = time.monotonic() if begun is None else begun
         self._inbox: queue.SimpleQueue[ToCore] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write, name="core-writer", daemon=True)
+        self._sender = Sender(sock, lambda: _ends_the_process("writes"))
         self.epoch = 0
         self._number = 1
         # of the next message; counted on the main thread alone
@@ -118,7 +119,6 @@ class EngineCoreProcess:
             The exit code.
         """
         threading.Thread(target=self._read, name="core-reader", daemon=True).start()
-        self._writer.start()
         try:
             start = self._take()
             if isinstance(start, Prepare):
@@ -145,7 +145,7 @@ class EngineCoreProcess:
         worker.join()
         set_process_title(SPARE_TITLE)
         self._is_prepared = True
-        self._outbox.put(wire.encode(Prepared(asked.epoch, 0)))
+        self._sender.put(wire.encode(Prepared(asked.epoch, 0)))
 
     def _load(self, start: Start) -> EngineCore:
         parts = StartParts(start.begun)
@@ -213,22 +213,20 @@ class EngineCoreProcess:
             self._again = not self._again
 
     def _step_once(self, core: EngineCore) -> None:
-        made, steps = _Made([], []), core.scheduler.num_changes
+        made = _Made([], [])
 
         def encode(outputs: list[EngineCoreOutput], stats: StepStats) -> None:
             made.frames, made.too_large = encode_outputs(self.epoch, self._number, outputs, stats)
 
-        try:
-            core.step_into(encode)
-        except Exception:
-            if core.scheduler.num_changes == steps:
-                raise
-            # It came after the step had been completed: what that gave must not be lost.
-            logger.exception("a completed step was followed by an exception")
+        core.step_into(encode)
         for frame in made.frames:
             self._put(frame)
         if made.too_large:
             core.abort_requests(made.too_large)
+        try:
+            core.look_after()
+        except Exception:  # the step has happened, and what it gave is on its way
+            logger.exception("a completed step was followed by an exception")
 
     def _end_culprit(self, core: EngineCore, error: Exception) -> None:
         """End the request that makes steps raise.
@@ -264,8 +262,7 @@ class EngineCoreProcess:
         # with it.
         flush_logs()
         self._send(Failure(self.epoch, self._number, message, kind, advice))
-        self._outbox.put(None)
-        self._writer.join(timeout=2)
+        self._sender.close(2.0)
         return 1
 
     def _send(self, message: FromCore) -> None:
@@ -274,7 +271,7 @@ class EngineCoreProcess:
     def _put(self, frame: bytes) -> None:
         """Send what has been encoded with `_number`. A step that is undone has taken no number."""
         self._number += 1
-        self._outbox.put(frame)
+        self._sender.put(frame)
 
     def _read(self) -> None:
         decoder = msgspec.msgpack.Decoder(ToCore)
@@ -284,11 +281,6 @@ class EngineCoreProcess:
         # The front end is gone: nobody will read what we compute. A running step is not worth
         # waiting for.
         os._exit(0)
-
-    def _write(self) -> None:
-        with _ends_the_process("writes"):
-            while (frame := self._outbox.get()) is not None:
-                self._sock.sendall(frame)
 
 
 def _import_all(weights: int | None) -> None:
@@ -316,14 +308,14 @@ def _import_gently(config: dict[str, Any], weights: int | None) -> None:
 
 @contextmanager
 def _ends_the_process(what: str) -> Iterator[None]:
-    """A thread that ends by an exception takes its process with it: a core that still computes,
-    but hears or says nothing, would be noticed late and could not be helped."""
+    """Reading or writing that ends by an exception takes its process with it: a core that still
+    computes, but hears or says nothing, would be noticed late and could not be helped."""
     try:
         yield
     except OSError:
         os._exit(0)  # the front end is gone
     except BaseException:
-        logger.critical("the thread that %s has failed, and the core with it", what, exc_info=True)
+        logger.critical("what %s has failed, and the core with it", what, exc_info=True)
         flush_logs()
         os._exit(1)
 

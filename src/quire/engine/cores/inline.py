@@ -68,6 +68,7 @@ class InlineCore:
     def step(self) -> None:
         """Run one step; its outputs are a message within it, so either both happen or neither."""
         self.core.step_into(self._outputs)
+        self.core.look_after()
 
     def observe(self, closely: bool) -> None:
         """Who steps it is the only one who could look."""
