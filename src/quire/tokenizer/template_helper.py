@@ -111,11 +111,9 @@ class TemplateHelper:
         found = msgspec.msgpack.decode(answer, type=Rendered)
         if found.text is None:
             said = found.refusal or _FAILED
-            raise (
-                self._pool.passing(said)
-                if found.passes
-                else InvalidRequest(said, param=found.param)
-            )
+            if found.passes:
+                raise self._pool.passing(said)
+            raise InvalidRequest(said, param=found.param)
         return found.text
 
     def close(self) -> None:

@@ -429,7 +429,7 @@ class BlockPool:
         for table in tables:
             for block in table:
                 held[block.block_id] += 1
-        held[0] = 1  # its place in a table is none
+        held[0] = 1  # of the null block places in tables do not count
         found = [block.ref_cnt for block in self.blocks]
         if found != held:
             wrong = next(i for i in range(self.num_blocks) if found[i] != held[i])
