@@ -19,13 +19,13 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-// Rows as codes. Row i: codes + i * stride, scales[i], and the sum of each group's codes times `times`.
+// Rows as codes. Row i: codes + i * stride, scales[i], and the sum of each group's codes times `times`, and `more`.
 struct CodedRows {
   int8_t* codes;
   float* scales;
   int32_t* sums;  // [rows][groups]
   int64_t stride, groups;
-  int32_t times;
+  int32_t times, more;
   float* totals;  // nullptr or [rows][groups]: the sums of codes as they are, for minima
 };
 
@@ -222,6 +222,7 @@ constexpr int64_t kPairSteps = 8, kRun = 4 * kPairSteps;  // and the codes of a 
 
 #if QUIRE_LEVEL >= 2
 QUIRE_INLINE Vec rounded(IVec a) { return {_mm512_cvtepi32_ps(a.v)}; }
+QUIRE_INLINE Vec bits_as_floats(IVec a) { return {_mm512_castsi512_ps(a.v)}; }
 QUIRE_INLINE IVec load_whole(const void* p) { return {_mm512_loadu_si512(p)}; }
 QUIRE_INLINE void store_whole(void* p, IVec a) { _mm512_storeu_si512(p, a.v); }
 QUIRE_INLINE IVec less(IVec a, IVec b) { return {_mm512_sub_epi32(a.v, b.v)}; }
@@ -232,9 +233,11 @@ QUIRE_INLINE IVec load_int8(const int8_t* p) {
 }
 #elif QUIRE_LEVEL == 1
 QUIRE_INLINE Vec rounded(IVec a) { return {_mm256_cvtepi32_ps(a.v)}; }
+QUIRE_INLINE Vec bits_as_floats(IVec a) { return {_mm256_castsi256_ps(a.v)}; }
 QUIRE_INLINE IVec load_whole(const void* p) { return {_mm256_loadu_si256(static_cast<const __m256i*>(p))}; }
 QUIRE_INLINE void store_whole(void* p, IVec a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a.v); }
 QUIRE_INLINE IVec less(IVec a, IVec b) { return {_mm256_sub_epi32(a.v, b.v)}; }
+QUIRE_INLINE IVec plus(IVec a, IVec b) { return {_mm256_add_epi32(a.v, b.v)}; }
 QUIRE_INLINE IVec times(IVec a, IVec b) { return {_mm256_mullo_epi32(a.v, b.v)}; }
 QUIRE_INLINE IVec load_int8(const int8_t* p) {
   return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
@@ -247,6 +250,23 @@ QUIRE_INLINE IVec less(IVec a, IVec b) { QUIRE_LANES a.v[i] -= b.v[i]; return a;
 QUIRE_INLINE IVec times(IVec a, IVec b) { QUIRE_LANES a.v[i] *= b.v[i]; return a; }
 QUIRE_INLINE IVec load_int8(const int8_t* p) { IVec r; QUIRE_LANES r.v[i] = p[i]; return r; }
 #endif
+
+// ---- a group's sum times its scale -------------------------------------------------------------
+//
+// A whole number n is rounded to float32 and multiplied: two steps. Where sums begin at the bits of kBegin, 1.5 * 2**23,
+// whose last place is 1, their bits are those of the float kBegin + n, as long as |n| < 2**22. Then one step does:
+// fma(kBegin + n, scale, -kBegin * scale) is n * scale, rounded once, because kBegin * scale is exact if the scale has
+// two bits less than a float32 holds, and finite if it is at most 2**100.
+#if QUIRE_LEVEL >= 1 && !defined QUIRE_AMX
+constexpr bool kFuses = true;
+#else
+constexpr bool kFuses = false;
+QUIRE_INLINE Vec bits_as_floats(IVec a) { return rounded(a); }  // never called
+#endif
+constexpr float kBegin = 12582912.0f;
+constexpr int32_t kBeginBits = 0x4b400000;
+// Whether it is so with a layer: its scales allow it, and no group is so long that a sum could reach 2**22.
+QUIRE_INLINE bool fuses(const Linear& layer) { return kFuses && layer.coded.short_scales; }
 
 // ---- rows to codes -----------------------------------------------------------------------------
 
@@ -270,8 +290,9 @@ static inline CodedRows room_for_codes(const Linear& layer, int64_t m) {
   const int64_t all = bytes + m * 4 + (minima ? 2 * sums : sums);
   auto* memory = static_cast<char*>(scratch(2, static_cast<size_t>(all)));
   char* const after = memory + bytes + m * 4;
+  const int32_t more = fuses(layer) && !layer.coded.group_zeros ? kBeginBits : 0;
   return {reinterpret_cast<int8_t*>(memory), reinterpret_cast<float*>(memory + bytes),
-          reinterpret_cast<int32_t*>(after), k, groups, sum_factor(layer),
+          reinterpret_cast<int32_t*>(after), k, groups, sum_factor(layer), more,
           minima ? reinterpret_cast<float*>(after + sums) : nullptr};
 }
 
@@ -292,7 +313,7 @@ static inline void quantise_row(const Linear& layer, int x_dtype, const void* x,
   float* const totals = to.totals ? to.totals + row * to.groups : nullptr;
   if (scaled.inverse == 0.0f) {
     __builtin_memset(codes, 0, static_cast<size_t>(to.stride));
-    __builtin_memset(sums, 0, static_cast<size_t>(to.groups) * sizeof *sums);
+    for (int64_t g = 0; g < to.groups; ++g) sums[g] = to.more;
     if (totals) __builtin_memset(totals, 0, static_cast<size_t>(to.groups) * sizeof *totals);
     return;
   }
@@ -303,7 +324,7 @@ static inline void quantise_row(const Linear& layer, int x_dtype, const void* x,
   const int64_t group = layer.coded.group ? layer.coded.group : to.stride;
   for (int64_t g = 0; g < to.groups; ++g) {
     const int32_t total = sum_of_codes(codes + g * group, group);
-    sums[g] = total * to.times;
+    sums[g] = total * to.times + to.more;
     if (totals) totals[g] = static_cast<float>(total);
   }
 }

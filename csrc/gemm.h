@@ -80,6 +80,7 @@ struct Coded {
   int wide = kF32;                 // of a narrow weight: the type that its numbers are rounded to
   const float* values = nullptr;   // of kTable4: [16]
   bool group_minima = false;       // of scale_type, after the zeros: they are taken from the numbers
+  bool short_scales = false;       // of groups: see `fuses` in coded_tile.h
 };
 
 struct Linear {

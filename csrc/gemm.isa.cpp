@@ -81,7 +81,8 @@ template <int R> void rows(const Block& b, int64_t row, float* sums, int64_t pas
     switch (fetched ? 0 : b.lines) {
       case 16: return coded_rows<R, 16>(b, row, sums, pass);
       case 8: return coded_rows<R, 8>(b, row, sums, pass);
-      case 4: case 3: return coded_rows<R, 4>(b, row, sums, pass);
+      case 4: return coded_rows<R, 4>(b, row, sums, pass);
+      case 3: return coded_rows<R, 3>(b, row, sums, pass);
       case 2: return coded_rows<R, 2>(b, row, sums, pass);
       case 1: return coded_rows<R, 1>(b, row, sums, pass);
     }

@@ -19,11 +19,11 @@ Linear make_linear(uintptr_t weight, uintptr_t bias, int dtype, int64_t n, int64
 Linear make_coded(uintptr_t weight, uintptr_t bias, int dtype, int64_t n, int64_t k, bool gated,
                   int64_t leaves, uintptr_t scales, uintptr_t zeros, uintptr_t order, int64_t group,
                   int scale_type, bool group_zeros, int zero, uintptr_t table, int wide,
-                  uintptr_t values, bool group_minima) {
+                  uintptr_t values, bool group_minima, bool short_scales) {
   return Linear{at<void>(weight), at<float>(bias), dtype, n, k, gated, leaves,
                 Coded{at<float>(scales), at<int32_t>(zeros), at<int32_t>(order), group, scale_type,
                       group_zeros, zero, at<uint8_t>(table), wide, at<float>(values),
-                      group_minima}};
+                      group_minima, short_scales}};
 }
 
 // Bytes of a layer's packed weight.
@@ -105,7 +105,7 @@ void bind_gemm(nb::module_& m) {
         "leaves"_a);
   m.def("make_coded", &make_coded, "weight"_a, "bias"_a, "dtype"_a, "n"_a, "k"_a, "gated"_a, "leaves"_a,
         "scales"_a, "zeros"_a, "order"_a, "group"_a, "scale_type"_a, "group_zeros"_a, "zero"_a, "table"_a,
-        "wide"_a, "values"_a, "group_minima"_a);
+        "wide"_a, "values"_a, "group_minima"_a, "short_scales"_a);
   m.def("linear_bytes", &linear_bytes, "layer"_a);
   m.def("make_norm", &make_norm, "kind"_a, "weight"_a, "bias"_a, "dtype"_a, "eps"_a, "wide"_a);
   m.def("linear", &run_linear, "layer"_a, "x"_a, "x_dtype"_a, "m"_a, "x_stride"_a, "residual"_a,

@@ -236,6 +236,7 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
   const Coded& c = layer.coded;
   const CodedRows& rows = b.work.coded;
   constexpr bool is_plain = plain >= 0;
+  const bool fused = kFuses && (is_plain || layer.coded.short_scales);
   const int scale_type = is_plain ? plain : c.scale_type;
   const int64_t group = kind == kOneRun ? kRun : is_plain ? 32 : c.group, stride = rows.stride;
   const int64_t head = is_plain ? kTile * static_cast<int64_t>(item_size(plain)) : group_head(layer);
@@ -267,7 +268,10 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
         QUIRE_EACH for (int j = 0; j < V; ++j) {
           const auto* p = reinterpret_cast<const int8_t*>(w + zeros_at(layer) + column + j * kLanes);
           const IVec zeros = less(load_int8(p), whole(below));
-          QUIRE_EACH for (int r = 0; r < R; ++r) acc[r][j] = times(zeros, whole(shifts[r * rows.groups]));
+          QUIRE_EACH for (int r = 0; r < R; ++r) {
+            acc[r][j] = times(zeros, whole(shifts[r * rows.groups]));
+            if (fused) acc[r][j] = plus(acc[r][j], whole(kBeginBits));
+          }
         }
       } else {
         QUIRE_EACH for (int r = 0; r < R; ++r) QUIRE_EACH for (int j = 0; j < V; ++j)
@@ -278,7 +282,13 @@ void tile_groups(const Block& b, int64_t row, float* sums, int64_t pass) {
       QUIRE_EACH for (int j = 0; j < V; ++j) {
         const Vec scale = load_scales(scale_type, w, column + j * kLanes);
         y.renew();
-        QUIRE_EACH for (int r = 0; r < R; ++r) y.put(r, j, add(y.get(r, j), mul(rounded(acc[r][j]), scale)));
+        if (fused) {
+          const Vec begin = mul(scale, splat(-kBegin));
+          QUIRE_EACH for (int r = 0; r < R; ++r)
+            y.put(r, j, add(y.get(r, j), fma(bits_as_floats(acc[r][j]), scale, begin)));
+        } else {
+          QUIRE_EACH for (int r = 0; r < R; ++r) y.put(r, j, add(y.get(r, j), mul(rounded(acc[r][j]), scale)));
+        }
       }
       if (!is_plain && c.group_minima) {
         QUIRE_EACH for (int j = 0; j < V; ++j) {
@@ -309,7 +319,7 @@ template <int R, int P> void coded_rows(const Block& b, int64_t row, float* sums
   if (c.group == kRun && !c.group_zeros) return tile_groups<R, L, kOneRun>(b, row, sums, pass);
 #endif
 #ifdef QUIRE_LONG_DOTS
-  if (c.group == 32 && !c.group_zeros && !c.group_minima) {
+  if (c.group == 32 && !c.group_zeros && !c.group_minima && (c.short_scales || !kFuses)) {
     if (c.scale_type == kBF16) return tile_groups<R, L, kHalves, kBF16>(b, row, sums, pass);
     if (c.scale_type == kF16) return tile_groups<R, L, kHalves, kF16>(b, row, sums, pass);
   }

@@ -50,6 +50,8 @@ class Form:
     wide: int = 0
     """Of a weight that becomes numbers: their type."""
     group_minima: bool = False
+    short_scales: bool = False
+    """Of groups of codes: see `has_short_scales`."""
 
 
 _forms: Final[dict[Form, Form]] = {}
@@ -109,6 +111,7 @@ def pack_coded(coded: CodedWeight, bias: Tensor | None, gated: bool, leaves: int
         CODES8 if kind.bits == 8 else CODES4, n, k, gated, leaves,
         0 if one else align_up(min(coded.group, k), _UNIT),
         scale_type, zeros is not None and not one, zero, 0, coded.minima is not None,
+        not one and has_short_scales(scales, min(coded.group, k)),
     )  # fmt: skip
     if one:
         tensors["scales"] = placed(scales[:, 0], columns)
@@ -159,6 +162,18 @@ def shortest(scales: Tensor, minima: Tensor | None = None) -> int:
         if torch.equal(scales.to(dtype).to(torch.float32), scales):
             return ELEMENT_CODES[dtype]
     return ELEMENT_CODES[torch.float32]
+
+
+_LARGEST_PRODUCT: Final = 255 * 127
+"""Of a weight's code less its zero and a row's code."""
+
+
+def has_short_scales(scales: Tensor, group: int) -> bool:
+    """Whether a group's sum n, |n| < 2**22, times its scale may be one step of arithmetic, with
+    the bits of two: `fuses` in csrc/coded_tile.h, which says why."""
+    in_reach = bool((scales.abs() <= 2.0**100).all())
+    long = scales.contiguous().view(torch.int32) & 3
+    return group * _LARGEST_PRODUCT < 2**22 and in_reach and not bool(long.any())
 
 
 _DTYPES: Final = {code: dtype for dtype, code in ELEMENT_CODES.items()}
@@ -239,6 +254,7 @@ def _handle(
         form.wide,
         place["values"],
         form.group_minima,
+        form.short_scales,
     )
 
 
