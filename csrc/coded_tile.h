@@ -247,6 +247,7 @@ QUIRE_INLINE Vec rounded(IVec a) { Vec r; QUIRE_LANES r.v[i] = static_cast<float
 QUIRE_INLINE IVec load_whole(const void* p) { IVec r; __builtin_memcpy(&r, p, sizeof r); return r; }
 QUIRE_INLINE void store_whole(void* p, IVec a) { __builtin_memcpy(p, &a, sizeof a); }
 QUIRE_INLINE IVec less(IVec a, IVec b) { QUIRE_LANES a.v[i] -= b.v[i]; return a; }
+QUIRE_INLINE IVec plus(IVec a, IVec b) { QUIRE_LANES a.v[i] += b.v[i]; return a; }
 QUIRE_INLINE IVec times(IVec a, IVec b) { QUIRE_LANES a.v[i] *= b.v[i]; return a; }
 QUIRE_INLINE IVec load_int8(const int8_t* p) { IVec r; QUIRE_LANES r.v[i] = p[i]; return r; }
 #endif

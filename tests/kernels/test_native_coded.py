@@ -131,6 +131,41 @@ def test_the_largest_codes_of_four_bits(group, count):
     torch.testing.assert_close(got, torch.full((count, 64), 256.0 * KINDS["int4"].highest))
 
 
+LENGTHS = {
+    "1": (1.0, True),
+    "two bits less than float32 has": (1 + 2.0**-21, True),
+    "one bit less": (1 + 2.0**-22, False),
+    "the largest that is in reach": (-(2.0**100), True),
+    "larger": (2.0**101, False),
+    "a denormal": (3 * 2.0**-147, True),
+    "the smallest": (2.0**-149, False),
+}
+"""A scale, and whether its products with whole numbers may take one step."""
+
+
+@pytest.mark.parametrize("kind, group", [("int8", 128), ("int8", 144), ("int4", 32), ("int4", 128)])
+@pytest.mark.parametrize("scale, short", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_sums_times_scales_of_all_lengths(kind, group, scale, short, sign):
+    """Codes as far from their zeros as can be: of groups of 144, sums are too large for one step."""
+    n, k = 64, 4 * group
+    least, most = KINDS[kind].lowest, KINDS[kind].highest
+    codes = torch.full((n, k), most, dtype=KINDS[kind].dtype)
+    codes[1::2] = least
+    codes[2::8] = torch.randint(least, most + 1, (8, k)).to(codes.dtype)
+    zeros = torch.full((n, 4), least)
+    zeros[1::2] = most
+    coded = CodedWeight(kind, codes, torch.full((n, 4), scale), zeros, group, "int8")
+    for one in (coded, replace(coded, zeros=torch.full((n, 4), least))):
+        fast = native_linear.prepare_coded(one, None)
+        assert fast.form.short_scales is (short and group < 144)
+        x = sign * torch.ones(13, k)
+        x[::3] = rows(5, k)
+        expected = reference.linear(x, coded_linear.prepare_coded(one, None))
+        for count in (1, 2, 8, 13):
+            assert same(native_linear.linear(x[:count], fast), expected[:count]), count
+
+
 @pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[5], CASES[12]], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_other_types_of_rows(case, dtype):
