@@ -244,6 +244,7 @@ QUIRE_INLINE IVec load_int8(const int8_t* p) {
 }
 #else
 QUIRE_INLINE Vec rounded(IVec a) { Vec r; QUIRE_LANES r.v[i] = static_cast<float>(a.v[i]); return r; }
+QUIRE_INLINE Vec bits_as_floats(IVec a) { Vec r; __builtin_memcpy(&r, &a, sizeof r); return r; }
 QUIRE_INLINE IVec load_whole(const void* p) { IVec r; __builtin_memcpy(&r, p, sizeof r); return r; }
 QUIRE_INLINE void store_whole(void* p, IVec a) { __builtin_memcpy(p, &a, sizeof a); }
 QUIRE_INLINE IVec less(IVec a, IVec b) { QUIRE_LANES a.v[i] -= b.v[i]; return a; }
@@ -258,11 +259,11 @@ QUIRE_INLINE IVec load_int8(const int8_t* p) { IVec r; QUIRE_LANES r.v[i] = p[i]
 // whose last place is 1, their bits are those of the float kBegin + n, as long as |n| < 2**22. Then one step does:
 // fma(kBegin + n, scale, -kBegin * scale) is n * scale, rounded once, because kBegin * scale is exact if the scale has
 // two bits less than a float32 holds, and finite if it is at most 2**100.
+// Not where fma rounds twice, nor with tile registers, whose sums begin at 0.
 #if QUIRE_LEVEL >= 1 && !defined QUIRE_AMX
 constexpr bool kFuses = true;
 #else
 constexpr bool kFuses = false;
-QUIRE_INLINE Vec bits_as_floats(IVec a) { return rounded(a); }  // never called
 #endif
 constexpr float kBegin = 12582912.0f;
 constexpr int32_t kBeginBits = 0x4b400000;
