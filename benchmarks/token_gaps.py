@@ -1,18 +1,20 @@
-"""How evenly tokens come: the gaps between those of one request after the other.
+"""How soon and how evenly tokens come: the gaps between those of one request after the other.
 
     python benchmarks/token_gaps.py                      # the embedded model
     python benchmarks/token_gaps.py --model DIR --requests 40
+    python benchmarks/token_gaps.py --beside 4 --prompt 8 --pause 0.03
 
 Requests come one at a time to an engine in its own process, without HTTP, as clients of a machine
-with little to do would send them. Prints the gaps between tokens, those before the last token of a
-request by themselves, since much ends with it, and how many were late: by 3 ms or more than half
-are. Kernels use all cores, so whoever brings a token on its way has to be given one.
+with little to do would send them, or beside some that decode all the while. Prints the time to the
+first token and the gaps between tokens, those before the last token of a request by themselves,
+since much ends with it, and how many were late: by 3 ms or more than half are. Kernels use all cores, so whoever brings a token on its way has to be given one.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import statistics
 import time
@@ -26,17 +28,23 @@ LATE = 3.0
 """Milliseconds."""
 
 
-async def gaps_of(llm: AsyncLLM, number: int, options: argparse.Namespace) -> list[float]:
-    """Milliseconds between the tokens of one request."""
-    rng = random.Random(number)
-    ids = [rng.randrange(10, llm.info["vocab_size"]) for _ in range(options.prompt)]
+async def gaps_of(llm: AsyncLLM, name: str, prompt: int, output: int) -> list[float]:
+    """Milliseconds to the first token of one request, and from each to the next."""
+    rng = random.Random(name)
+    ids = [rng.randrange(10, llm.info["vocab_size"]) for _ in range(prompt)]
     params = SamplingParams(
-        max_tokens=options.output, ignore_eos=True, temperature=0.0,
-        output_kind=RequestOutputKind.DELTA,
-    )  # fmt: skip
-    stream = await llm.submit({"prompt_token_ids": ids}, params, f"request-{number}")
-    times = [time.perf_counter() async for _ in stream]
+        max_tokens=output, ignore_eos=True, temperature=0.0, output_kind=RequestOutputKind.DELTA
+    )
+    times = [time.perf_counter()]
+    stream = await llm.submit({"prompt_token_ids": ids}, params, name)
+    times += [time.perf_counter() async for _ in stream]
     return [1e3 * (after - before) for before, after in zip(times, times[1:], strict=False)]
+
+
+async def decode_on(llm: AsyncLLM, name: str) -> None:
+    """Be one of those that decode all the while."""
+    for number in itertools.count():
+        await gaps_of(llm, f"{name}-{number}", 8, 1500)
 
 
 async def measure(options: argparse.Namespace) -> None:
@@ -44,15 +52,20 @@ async def measure(options: argparse.Namespace) -> None:
     llm = await AsyncLLM.start(config)
     try:
         await llm.wait_ready()
-        await gaps_of(llm, -1, options)  # warms up
+        await gaps_of(llm, "warm-up", options.prompt, options.output)
+        others = [asyncio.create_task(decode_on(llm, f"other-{i}")) for i in range(options.beside)]
         found = []
         for number in range(options.requests):
-            found.append(await gaps_of(llm, number, options))
+            found.append(await gaps_of(llm, f"request-{number}", options.prompt, options.output))
             await asyncio.sleep(options.pause)
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
     finally:
         await llm.shutdown()
+    tell("first tokens", [gaps[0] for gaps in found])
     tell("last tokens", [gaps[-1] for gaps in found])
-    tell("all others", [gap for gaps in found for gap in gaps[:-1]])
+    tell("all others", [gap for gaps in found for gap in gaps[1:-1]])
 
 
 def tell(what: str, gaps: list[float]) -> None:
@@ -74,6 +87,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--prompt", type=int, default=600, help="tokens")
     parser.add_argument("--output", type=int, default=25, help="tokens")
+    parser.add_argument("--beside", type=int, default=0, help="requests that decode all the while")
     parser.add_argument("--pause", type=float, default=0.1, help="seconds between requests")
     asyncio.run(measure(parser.parse_args()))
 
