@@ -163,6 +163,38 @@ def test_no_other_server_is_measured(bench, tmp_path, monkeypatch):
     assert not run_points(points, SweepCommands(command, server)).failures
 
 
+@pytest.mark.parametrize(
+    ("serve", "inner", "port"),
+    [
+        ("quire serve --port 8123", {"port": 8000}, 8123),
+        ("quire serve --port=8123", {"base_url": "http://localhost:8124/v1"}, 8123),
+        ("python -m quire serve", {"port": 8001}, 8000),
+    ],
+)
+def test_a_load_that_asks_elsewhere_is_told_at_once(bench, tmp_path, serve, inner, port):
+    """It would wait ten minutes in each run for a server that listens on another port."""
+    command, log = bench
+    points = points_of(tmp_path / "out", [{}], [inner], 2)
+    failures = run_points(points, SweepCommands(command, serve.split())).failures
+    assert len(failures) == 2 and f"--serve-cmd listens on {port}" in failures[0]
+    assert not log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("serve", "port"),
+    [
+        ("quire serve M --port 1 --port 2", 2),
+        ("quire serve --config f.yaml", None),
+        ("quire serve --config f.yaml --port 3", 3),
+        ("quire serve --uds socket", None),
+        ("other program", None),
+        ("quire serve --port x", None),
+    ],
+)
+def test_which_port_a_server_has(serve, port):
+    assert server_place.port_of(serve.split()) == port
+
+
 def test_a_load_whose_server_has_ended_counts_as_failed(tmp_path, monkeypatch):
     gone = tmp_path / "gone"
     code = f"import os, time\nwhile not os.path.exists({str(gone)!r}): time.sleep(0.01)"

@@ -149,5 +149,6 @@ def as_text(model: StepTimeModel) -> str:
         ("its step", model.per_idle * second),
         ("its way out", beside.output_per_idle * second),
     ):
-        lines.append(f"{what:<20}{1e3 * seconds:.3f} ms")
+        told = f"{1e3 * seconds:.3f} ms" if seconds else "none seen"
+        lines.append(f"{what:<20}{told}")
     return "\n".join(lines)

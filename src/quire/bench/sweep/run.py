@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from quire.bench.sweep.grid import NAME_KEY, Point, arguments_of
-from quire.bench.sweep.server_place import is_taken, place_of
+from quire.bench.sweep.server_place import is_here, is_taken, place_of, port_of
 from quire.utils.process import die_with_parent, terminate
 
 GRACE: Final = 30.0
@@ -88,12 +88,13 @@ def _run_group(
     log = points[0].folder.parent / f"{points[0].folder.name.partition('-BENCH-')[0]}.log"
     with open(log, "a", encoding="utf-8") as said:
         try:
-            if commands.serve is not None and not (problem := _taken(points, commands)):
+            if commands.serve is not None:
                 words = [*commands.serve, *arguments_of(points[0].outer)]
-                try:
-                    server = _start(words, said)
-                except OSError as reason:
-                    problem = _not_started(words, reason)
+                if not (problem := _misplaced(points, commands, port_of(words))):
+                    try:
+                        server = _start(words, said)
+                    except OSError as reason:
+                        problem = _not_started(words, reason)
             for point in points:
                 error = problem or _run_point(point, commands, server)
                 outcome.num_run += 1
@@ -105,11 +106,19 @@ def _run_group(
                 terminate(server, GRACE)
 
 
-def _taken(points: Sequence[Point], commands: SweepCommands) -> str:
-    """What is wrong if somebody else listens where one of the loads will ask; empty: nobody."""
+def _misplaced(points: Sequence[Point], commands: SweepCommands, port: int | None) -> str:
+    """What is wrong if a load will ask where the server does not listen, which has this port, or
+    where somebody else does; empty: nothing."""
     asked = (place_of([*commands.bench, *arguments_of(point.inner)]) for point in points)
     for place in dict.fromkeys(asked):
-        if place is not None and is_taken(place):
+        if place is None:
+            continue
+        if port is not None and is_here(place) and place[1] != port:
+            return (
+                f"the load would ask port {place[1]}, but --serve-cmd listens on {port}: give both "
+                "the same --port"
+            )
+        if is_taken(place):
             return (
                 f"another server listens at {place[0]}:{place[1]} already and would be measured "
                 "instead: stop it, or give --serve-cmd and --bench-cmd another port"

@@ -1,7 +1,7 @@
-"""Where a load looks for its server, and whether somebody is there already.
+"""Where a load looks for its server, whether that will be there, and whether somebody is already.
 
 A server that finds its port taken ends, and the load would measure whoever has it. Knows only the
-flags of `bench serve` that say where the server is.
+flags of `serve` and of `bench serve` that say where the server is.
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ def place_of(words: Sequence[str]) -> Place | None:
     Args:
         words: Of the command, with all parameters. Where a flag is there twice, the last counts.
     """
-    said: dict[str, str] = {}
-    for word, following in pairwise([*words, ""]):
-        flag, equals, value = word.partition("=")
-        if flag in ("--base-url", "--host", "--port"):
-            said[flag] = value if equals else following
+    said = _said(words, "--base-url", "--host", "--port")
     try:
         if url := said.get("--base-url"):
             parts = urlsplit(url if "//" in url else f"//{url}")
@@ -42,6 +38,29 @@ def place_of(words: Sequence[str]) -> Place | None:
         return said.get("--host", HOST), int(said.get("--port", PORT))
     except ValueError:
         return None  # the load will say what is wrong with it
+
+
+def port_of(words: Sequence[str]) -> int | None:
+    """The port at which the command of a server listens; `None`: it does not say."""
+    said = _said(words, "--port", "--config", "--uds")
+    if "--port" in said:
+        return int(said["--port"]) if said["--port"].isdecimal() else None
+    # What a file says is not read.
+    return PORT if "serve" in words and not said else None
+
+
+def _said(words: Sequence[str], *flags: str) -> dict[str, str]:
+    said = {}
+    for word, following in pairwise([*words, ""]):
+        flag, equals, value = word.partition("=")
+        if flag in flags:
+            said[flag] = value if equals else following
+    return said
+
+
+def is_here(place: Place) -> bool:
+    """Whether it is this machine, by a name that says so."""
+    return place[0] in ("localhost", "::1") or place[0].startswith("127.")
 
 
 def is_taken(place: Place) -> bool:
