@@ -19,7 +19,7 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-// Rows as codes. Row i: codes + i * stride, scales[i], and the sum of each group's codes times `times`, and `more`.
+// Rows as codes. Row i: codes + i * stride, scales[i], and `more` plus `times` the sum of each group's codes.
 struct CodedRows {
   int8_t* codes;
   float* scales;
