@@ -7,7 +7,8 @@
 Requests come one at a time to an engine in its own process, without HTTP, as clients of a machine
 with little to do would send them, or beside some that decode all the while. Prints the time to the
 first token and the gaps between tokens, those before the last token of a request by themselves,
-since much ends with it, and how many were late: by 3 ms or more than half are. Kernels use all cores, so whoever brings a token on its way has to be given one.
+since much ends with it, and how many were late: by 3 ms or more than half are. Kernels use all
+cores, so whoever brings a token on its way has to be given one.
 """
 
 from __future__ import annotations

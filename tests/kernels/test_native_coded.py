@@ -147,7 +147,7 @@ LENGTHS = {
 @pytest.mark.parametrize("scale, short", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_largest_sums_times_scales_of_all_lengths(kind, group, scale, short, sign):
-    """Codes as far from their zeros as can be: of groups of 144, sums are too large for one step."""
+    """Codes as far from their zeros as can be: sums of groups of 144 are too large for one step."""
     n, k = 64, 4 * group
     least, most = KINDS[kind].lowest, KINDS[kind].highest
     codes = torch.full((n, k), most, dtype=KINDS[kind].dtype)
