@@ -188,6 +188,8 @@ def test_a_load_that_asks_elsewhere_is_told_at_once(bench, tmp_path, serve, inne
         ("quire serve --config f.yaml --port 3", 3),
         ("quire serve --uds socket", None),
         ("other program", None),
+        ("other serve", None),
+        ("/somewhere/bin/vllm serve M", 8000),
         ("quire serve --port x", None),
     ],
 )

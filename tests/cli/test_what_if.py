@@ -310,6 +310,7 @@ def test_calibrate_measures_this_machine(
     assert "a prompt of 512" in as_text(model) and "% of a step" in as_text(model)
     code, out, _ = run(capsys, "calibrate", "--from", str(recording), "--out", str(path))
     assert code == 0 and StepTimeModel.read(path).about["source"] == "the steps of trace.jsonl"
+    assert "1 s idle: way in    none seen" in out, "nobody came after a second"
     code, _, err = run(capsys, "calibrate", "--seconds", "0")
     assert code == 2 and "--seconds must be 1 to 86400, got 0" in err
 

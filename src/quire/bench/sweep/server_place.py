@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import PurePath
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -45,8 +46,9 @@ def port_of(words: Sequence[str]) -> int | None:
     said = _said(words, "--port", "--config", "--uds")
     if "--port" in said:
         return int(said["--port"]) if said["--port"].isdecimal() else None
-    # What a file says is not read.
-    return PORT if "serve" in words and not said else None
+    # What a file says is not read, and other programs have defaults of their own.
+    usual = any(PurePath(word).name in ("quire", "vllm") for word in words) and "serve" in words
+    return PORT if usual and not said else None
 
 
 def _said(words: Sequence[str], *flags: str) -> dict[str, str]:
